@@ -1,1 +1,4 @@
-//! x
+//! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
+
+pub mod engine;
+pub mod units;
