@@ -2,4 +2,5 @@
 
 pub mod disk;
 pub mod engine;
+pub mod journal;
 pub mod units;
