@@ -1,3 +1,5 @@
 //! The engine.
 
+pub mod port;
 pub mod request;
+pub mod settings;
