@@ -1,0 +1,2 @@
+//! The engine: plain state, events in, commands out.
+pub mod extent_map;
