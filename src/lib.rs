@@ -3,4 +3,6 @@
 pub mod disk;
 pub mod engine;
 pub mod journal;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod units;
