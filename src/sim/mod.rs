@@ -2,5 +2,7 @@
 pub mod cut;
 pub mod faults;
 pub mod media;
+pub mod oracle;
 pub mod random;
+pub mod rules;
 pub mod stamp;
