@@ -4,6 +4,7 @@
 //! What is served goes through the ring instead and never through here. The simulator's disks
 //! implement the same trait, so recovery runs unchanged over a disk that loses what was not flushed.
 
+pub mod buffer;
 pub mod raid0;
 
 use crate::units::Offset;

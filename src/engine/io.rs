@@ -81,20 +81,43 @@ struct Io {
     attempts: u8,
 }
 
-const NOTHING: Segment = Segment { memory: Memory::Arena(0), len: 0 };
+const NOTHING: Segment = Segment {
+    memory: Memory::Arena(0),
+    len: 0,
+};
 
 impl Io {
     fn new(purpose: Purpose, part: PartIndex, work: Work, offset: Offset) -> Io {
-        Io { purpose, part, work, offset, segments: [NOTHING; SEGMENTS_MAX], count: 0, len: 0, attempts: 0 }
+        Io {
+            purpose,
+            part,
+            work,
+            offset,
+            segments: [NOTHING; SEGMENTS_MAX],
+            count: 0,
+            len: 0,
+            attempts: 0,
+        }
     }
 
     fn operation(&self) -> Operation<'_> {
         let segments = &self.segments[..self.count];
         match self.work {
-            Work::Transfer(Transfer::Read) => Operation::Read { offset: self.offset, segments },
-            Work::Transfer(Transfer::Write(sync)) => Operation::Write { offset: self.offset, segments, sync },
+            Work::Transfer(Transfer::Read) => Operation::Read {
+                offset: self.offset,
+                segments,
+            },
+            Work::Transfer(Transfer::Write(sync)) => Operation::Write {
+                offset: self.offset,
+                segments,
+                sync,
+            },
             Work::Flush => Operation::Flush,
-            Work::Zero { len, space } => Operation::Zero { offset: self.offset, len, space },
+            Work::Zero { len, space } => Operation::Zero {
+                offset: self.offset,
+                len,
+                space,
+            },
         }
     }
 
@@ -221,7 +244,12 @@ impl Ios {
         piece: Piece,
         memory: Memory,
     ) {
-        let Piece { part, mut offset, mut len, .. } = piece;
+        let Piece {
+            part,
+            mut offset,
+            mut len,
+            ..
+        } = piece;
         let mut memory = memory;
         let limits = self.limits[part.index()];
         while len > 0 {
@@ -258,27 +286,52 @@ impl Ios {
         }
     }
 
-    /// Flushes one part.
+    /// How many operations began since the last [`Ios::finish`], not counting those being put together.
+    pub(super) fn begun(&self) -> u32 {
+        self.submitted
+    }
+
+    /// Flushes one part. Not counted by [`Ios::finish`]: who flushes knows how many parts there are.
     pub(super) fn flush(&mut self, port: &mut impl Port, part: PartIndex, purpose: Purpose) {
         self.submit(port, Io::new(purpose, part, Work::Flush, Offset(0)));
-        self.submitted = 0;
+        self.submitted -= 1;
     }
 
     /// Zeroes a range without writing it.
-    pub(super) fn zero(&mut self, port: &mut impl Port, part: PartIndex, offset: Offset, len: u64, space: Space) {
-        self.submit(port, Io::new(Purpose::Home, part, Work::Zero { len, space }, offset));
+    pub(super) fn zero(
+        &mut self,
+        port: &mut impl Port,
+        part: PartIndex,
+        offset: Offset,
+        len: u64,
+        space: Space,
+    ) {
+        self.submit(
+            port,
+            Io::new(Purpose::Home, part, Work::Zero { len, space }, offset),
+        );
     }
 
     fn submit(&mut self, port: &mut impl Port, io: Io) {
-        let slot = self.free.pop().expect("nobody begins more than `available` operations");
+        let slot = self
+            .free
+            .pop()
+            .expect("nobody begins more than `available` operations");
         let io = self.slots[usize::from(slot)].insert(io);
         port.submit(IoId(slot), io.part, io.operation());
         self.submitted += 1;
     }
 
     /// Takes note of an operation's end.
-    pub(super) fn ended(&mut self, port: &mut impl Port, id: IoId, result: Result<u64, Errno>) -> Ended {
-        let io = self.slots[id.index()].as_mut().expect("only operations in flight end");
+    pub(super) fn ended(
+        &mut self,
+        port: &mut impl Port,
+        id: IoId,
+        result: Result<u64, Errno>,
+    ) -> Ended {
+        let io = self.slots[id.index()]
+            .as_mut()
+            .expect("only operations in flight end");
         let whole = match io.work {
             Work::Transfer(_) => io.len,
             Work::Flush | Work::Zero { .. } => 0,
@@ -317,7 +370,10 @@ impl Ios {
 
     pub(super) fn check_invariants(&self) {
         assert!(self.drafted.is_empty(), "what was gathered was sent");
-        assert_eq!(self.slots.iter().flatten().count() + self.free.len(), self.slots.len());
+        assert_eq!(
+            self.slots.iter().flatten().count() + self.free.len(),
+            self.slots.len()
+        );
         for io in self.slots.iter().flatten() {
             assert!(io.len <= self.limits[io.part.index()].io_max);
             let sum: usize = io.segments[..io.count].iter().map(|s| s.len).sum();

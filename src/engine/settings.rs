@@ -1,8 +1,9 @@
 //! Every limit of an engine in one place, and the relations between them.
 
-use crate::journal::geometry::ring_size_min;
-use crate::journal::record::{HEADER_LEN_MAX, PAYLOAD_MAX, RECORD_LEN_MAX};
-use crate::units::{FRAME, KIB, MIB, to_u64};
+use crate::journal::geometry::{
+    MARKS_RESERVED, anchor_span, payload_max, record_max, ring_size_min,
+};
+use crate::units::{FRAME, KIB, MIB, to_usize};
 use std::time::Duration;
 
 /// What a part can take in one request. Larger ones would be split by the kernel on a worker thread.
@@ -99,46 +100,50 @@ impl Settings {
         self.window / 8
     }
 
-    /// Payload of the largest record in a ring of `ring_size` bytes.
-    pub fn payload_max(&self, ring_size: u64) -> u64 {
-        let room = ring_size.saturating_sub(MARKS_RESERVED * FRAME);
-        let eighth = (room / 8).saturating_sub(to_u64(HEADER_LEN_MAX));
-        PAYLOAD_MAX.min(eighth / FRAME * FRAME).max(self.max_io)
-    }
-
-    /// The largest record in a ring of `ring_size` bytes.
-    pub fn record_max(&self, ring_size: u64) -> u64 {
-        self.payload_max(ring_size) + to_u64(HEADER_LEN_MAX)
-    }
-
-    /// How far the head may run beyond the last durable anchor: what recovery has to look through.
-    pub fn anchor_span(&self, ring_size: u64) -> u64 {
-        (ring_size / 8).min(256 * MIB).max(self.record_max(ring_size))
-    }
-
     /// Ring bytes that requests may not use: what flush, replay and the next start need.
     pub fn reserve(&self, ring_size: u64) -> u64 {
-        2 * self.record_max(ring_size) + MARKS_RESERVED * FRAME
+        2 * record_max(ring_size) + MARKS_RESERVED * FRAME
+    }
+
+    /// Operations that one READ, or the replay of one extent, may need at once.
+    pub fn ios_for_a_read(&self) -> usize {
+        to_usize(self.max_io.max(self.bounce) / FRAME) + 2 * self.parts.len() + 2
+    }
+
+    /// Operations that are kept for records, flushes and the anchor, in a ring of `ring_size` bytes.
+    pub fn ios_kept(&self, ring_size: u64) -> usize {
+        let record = to_usize(record_max(ring_size) / FRAME) + 2 * self.parts.len() + 2;
+        (self.records_in_flight + 1) * record + 2 * self.parts.len() + 2
     }
 
     /// Asserts that the limits fit each other and a ring of `ring_size` bytes.
     pub fn check(&self, ring_size: u64) {
-        assert!(ring_size >= ring_size_min(self.max_io), "label refuses a smaller journal");
+        assert!(
+            ring_size >= ring_size_min(self.max_io),
+            "label refuses a smaller journal"
+        );
         assert!(self.max_io.is_multiple_of(FRAME));
-        assert!(self.max_io <= PAYLOAD_MAX);
-        assert!(self.record_max(ring_size) <= RECORD_LEN_MAX);
-        assert!(self.reserve(ring_size) + 2 * self.record_max(ring_size) <= ring_size);
-        assert!(2 * self.anchor_span(ring_size) + self.record_max(ring_size) <= ring_size);
+        assert!(self.max_io <= payload_max(ring_size));
+        assert!(self.reserve(ring_size) + 2 * record_max(ring_size) <= ring_size);
+        assert!(2 * anchor_span(ring_size) + record_max(ring_size) <= ring_size);
         assert!(self.segment.is_multiple_of(FRAME));
         assert!(self.window.is_multiple_of(self.segment));
         // A round pins half of the window; the rest must hold the records in flight and the flush that
         // lets go of them.
         assert!(self.round <= self.window / 2);
-        assert!(self.round >= self.record_max(ring_size));
-        assert!(self.window / 2 >= 4 * self.record_max(ring_size) + 2 * self.segment);
+        assert!(self.window / 2 >= 4 * record_max(ring_size) + 2 * self.segment);
         assert!(self.bounce.is_multiple_of(FRAME));
         assert!(self.bounces > 0);
-        assert!(usize::from(self.ios) >= 4 * self.parts.len() + self.home_writes + 64);
+        let ios = self.ios_kept(ring_size) + 2 * self.ios_for_a_read() + self.home_writes;
+        assert!(
+            usize::from(self.ios) >= ios,
+            "{} operations, at least {ios} are needed",
+            self.ios
+        );
+        // Head and tail of a full ring are never in one segment: a segment has one place in the window.
+        assert!(2 * record_max(ring_size) >= self.segment);
+        // Some waypoint always lies within a round of the tail.
+        assert!(self.round >= 2 * record_max(ring_size));
         assert!(self.extents >= 4 * usize::from(self.queue_depth));
         assert!(self.fill < 1000);
         for part in &self.parts {
@@ -147,6 +152,3 @@ impl Settings {
         }
     }
 }
-
-/// Records without payload that the reserve holds: each start takes one until replay has moved on.
-pub const MARKS_RESERVED: u64 = 64;

@@ -17,8 +17,9 @@
 //! and can be read without this program once it was stopped cleanly.
 
 use super::MARGIN;
+use super::record::{HEADER_LEN_MAX, PAYLOAD_MAX};
 use crate::disk::raid0::{Gap, Lane, Stripes};
-use crate::units::{FRAME, KIB, Offset, PartIndex, SECTOR, round_down, round_up, to_u64};
+use crate::units::{FRAME, KIB, MIB, Offset, PartIndex, SECTOR, round_down, round_up, to_u64};
 
 /// Most members that an array can have.
 pub const MEMBERS_MAX: usize = 32;
@@ -118,7 +119,27 @@ pub struct AnchorPlaces {
 /// Bytes of the ring that requests of up to `max_io` bytes need: eight of the largest records, and
 /// room for the records without payload that keep a full journal going.
 pub fn ring_size_min(max_io: u64) -> u64 {
-    8 * (max_io + 16 * KIB) + 64 * FRAME
+    8 * (max_io + 16 * KIB) + MARKS_RESERVED * FRAME
+}
+
+/// Header-only records that the ring's reserve holds: each start takes one until replay has moved on.
+pub const MARKS_RESERVED: u64 = 64;
+
+/// Most bytes of payload of a record in a ring of `ring_size` bytes: a record is at most an eighth of it.
+pub fn payload_max(ring_size: u64) -> u64 {
+    let room = ring_size.saturating_sub(MARKS_RESERVED * FRAME);
+    let eighth = (room / 8).saturating_sub(to_u64(HEADER_LEN_MAX));
+    PAYLOAD_MAX.min(round_down(eighth, FRAME))
+}
+
+/// The longest record in a ring of `ring_size` bytes.
+pub fn record_max(ring_size: u64) -> u64 {
+    payload_max(ring_size) + to_u64(HEADER_LEN_MAX)
+}
+
+/// How far the head may run beyond the last durable anchor: what recovery has to look through.
+pub fn anchor_span(ring_size: u64) -> u64 {
+    round_down((ring_size / 8).min(256 * MIB), FRAME).max(record_max(ring_size))
 }
 
 /// The smallest journal `size` that a configuration may ask for.
@@ -281,7 +302,6 @@ mod tests {
     //! Nothing overlaps and everything is inside, for every placement, chunk and number of members.
 
     use super::*;
-    use crate::units::MIB;
 
     fn shapes() -> impl Iterator<Item = Shape> {
         let placements = [

@@ -15,11 +15,14 @@
 //! * [`superblock`]: who a part is, and in which state the array was left
 //! * [`anchor`]: where recovery begins to look
 //! * [`record`]: one entry of the ring
+//! * [`assemble`]: which parts belong together, and how their superblocks change
 //! * [`scan`]: which records of the ring count after a crash
 
 pub mod anchor;
+pub mod assemble;
 pub mod geometry;
 pub mod record;
+pub mod scan;
 
 pub mod superblock;
 
