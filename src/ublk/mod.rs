@@ -26,8 +26,12 @@
 //! may not write to what the operation reads from, nor touch what it reads into. For the buffers of the
 //! tags this is asserted; for the [`Arena`] it is the server's promise.
 
+mod control;
 mod device;
+mod error;
+mod memory;
 mod queue;
+mod request;
 mod ring;
 
 use std::os::fd::BorrowedFd;
@@ -36,10 +40,11 @@ use std::time::Duration;
 use crate::engine::request::{Request, Tag};
 
 pub use device::{
-    Cache, Device, Error, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find,
+    Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find, look,
 };
-pub use queue::{Health, Output, Waker};
-pub use ring::Arena;
+pub use error::Error;
+pub use memory::Arena;
+pub use queue::{End, Health, Output, Waker};
 
 /// One of the server's own files, by its place in [`Needs::files`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
