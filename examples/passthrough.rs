@@ -278,6 +278,7 @@ fn obey(line: &str, serving: &Serving<PassThrough>, leave: &AtomicBool) -> Resul
 fn main() -> Result<()> {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(false)
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

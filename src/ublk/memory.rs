@@ -123,7 +123,7 @@ pub(super) struct TagBuffers {
 }
 
 impl TagBuffers {
-    /// Makes, zeroes and locks `depth` buffers of `length` bytes.
+    /// Makes, locks and zeroes `depth` buffers of `length` bytes.
     pub fn new(depth: u16, length: usize) -> io::Result<TagBuffers> {
         let mut buffers = Vec::with_capacity(usize::from(depth));
         for _ in 0..depth {
@@ -132,10 +132,11 @@ impl TagBuffers {
             if buffer.as_ptr().is_null() {
                 return Err(io::Error::from(io::ErrorKind::OutOfMemory));
             }
-            buffer.zero_buf();
+            // Locking brings all pages in at once; zeroing first would fault them in one by one.
             if !buffer.mlock() {
                 return Err(io::Error::last_os_error());
             }
+            buffer.zero_buf();
             buffers.push(buffer);
         }
         Ok(TagBuffers { buffers, length })
