@@ -510,3 +510,234 @@ pub(super) fn passes(error: &io::Error) -> bool {
         Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: every kind of operation does on a real file what it says, through a real ring.
+    //! Method: a fresh thread for each test, since a thread has one ring; a file in memory or on disk.
+
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::thread;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    const FILE: FileSlot = FileSlot(0);
+    const SIZE: usize = 1 << 20;
+
+    /// What a test works with.
+    struct Bench {
+        ring: Ring,
+        arena: Arena,
+        tags: TagBuffers,
+        file: File,
+    }
+
+    impl Bench {
+        /// Waits for one completion of ours.
+        fn complete(&mut self) -> (Owner, i32) {
+            let mut completed = Vec::new();
+            while completed.is_empty() {
+                let each = |user_data, result| completed.push((Owner::of(user_data), result));
+                self.ring.enter(1, each).expect("the ring can be entered");
+            }
+            assert_eq!(completed.len(), 1);
+            if let Owner::Operation(id) = completed[0].0 {
+                self.ring.release(id);
+            }
+            completed[0]
+        }
+
+        fn on_file(&self, offset: u64, length: usize) -> Vec<u8> {
+            let mut bytes = vec![0; length];
+            self.file
+                .read_exact_at(&mut bytes, offset)
+                .expect("the file is long enough");
+            bytes
+        }
+    }
+
+    fn check(test: impl FnOnce(&mut Bench) + Send + 'static) {
+        let body = move || {
+            let file = tempfile::tempfile().expect("a temporary file");
+            file.set_len(SIZE.try_into().expect("small"))
+                .expect("its length");
+            let arena = Arena::new(64 * 1024).expect("memory");
+            let tags = TagBuffers::new(2, 16 * 1024).expect("memory");
+            let mut ring = Ring::new(2, 4, 3).expect("a ring");
+            // Stands for the ublk character device in the first place of the table.
+            let other = File::open("/dev/null").expect("/dev/null");
+            with_task_io_ring(|ring| ring.submitter().register_files(&[other.as_raw_fd()]))
+                .expect("libublk's registration");
+            ring.register_files(other.as_raw_fd(), &[file.as_fd()])
+                .expect("registration");
+            ring.use_arena(&arena);
+            test(&mut Bench {
+                ring,
+                arena,
+                tags,
+                file,
+            });
+        };
+        if let Err(panic) = thread::spawn(body).join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    fn pattern(bytes: &mut [u8], seed: u8) {
+        for (n, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::try_from(n % 251).expect("small") ^ seed;
+        }
+    }
+
+    #[test]
+    fn one_segment_of_the_arena_goes_to_the_file_and_back() {
+        check(|bench| {
+            pattern(bench.arena.bytes_mut(), 1);
+            let out = [Segment::Arena {
+                offset: 4096,
+                length: 8192,
+            }];
+            bench
+                .ring
+                .write(3, FILE, 512, &out, WriteMode::Dsync, &bench.tags);
+            assert_eq!(bench.complete(), (Owner::Operation(3), 8192));
+            assert_eq!(bench.on_file(512, 8192), bench.arena.bytes()[4096..12288]);
+            let back = [Segment::Arena {
+                offset: 40960,
+                length: 8192,
+            }];
+            bench.ring.read(3, FILE, 512, &back, &bench.tags);
+            assert_eq!(bench.complete(), (Owner::Operation(3), 8192));
+            let (written, read) = bench.arena.bytes().split_at(40960);
+            assert_eq!(written[4096..12288], read[..8192]);
+        });
+    }
+
+    #[test]
+    fn several_segments_go_out_and_come_in_one_after_the_other() {
+        check(|bench| {
+            pattern(bench.arena.bytes_mut(), 2);
+            pattern(bench.tags.bytes_mut(Tag(1)), 3);
+            let segments = [
+                Segment::Arena {
+                    offset: 100,
+                    length: 1000,
+                },
+                Segment::Tag {
+                    tag: Tag(1),
+                    offset: 8192,
+                    length: 4096,
+                },
+                Segment::Arena {
+                    offset: 0,
+                    length: 24,
+                },
+            ];
+            bench
+                .ring
+                .write(0, FILE, 4096, &segments, WriteMode::Plain, &bench.tags);
+            assert_eq!(bench.complete(), (Owner::Operation(0), 5120));
+            let mut expected = bench.arena.bytes()[100..1100].to_vec();
+            expected.extend(&bench.tags.bytes(Tag(1))[8192..12288]);
+            expected.extend(&bench.arena.bytes()[..24]);
+            assert_eq!(bench.on_file(4096, 5120), expected);
+
+            bench.tags.bytes_mut(Tag(0)).fill(0);
+            let back = [
+                Segment::Tag {
+                    tag: Tag(0),
+                    offset: 0,
+                    length: 4096,
+                },
+                Segment::Tag {
+                    tag: Tag(0),
+                    offset: 8192,
+                    length: 1024,
+                },
+            ];
+            bench.ring.read(0, FILE, 4096, &back, &bench.tags);
+            assert_eq!(bench.complete(), (Owner::Operation(0), 5120));
+            assert_eq!(bench.tags.bytes(Tag(0))[..4096], expected[..4096]);
+            assert_eq!(bench.tags.bytes(Tag(0))[4096..8192], [0; 4096]);
+            assert_eq!(bench.tags.bytes(Tag(0))[8192..9216], expected[4096..]);
+        });
+    }
+
+    #[test]
+    fn zeroing_zeroes_its_range_and_nothing_else() {
+        check(|bench| {
+            for unmap in [Unmap::Allowed, Unmap::Forbidden] {
+                let ones = vec![1; 16384];
+                bench.file.write_all_at(&ones, 0).expect("a write");
+                bench.ring.zero(1, FILE, 4096, 8192, unmap);
+                let (owner, result) = bench.complete();
+                assert_eq!(owner, Owner::Operation(1));
+                let mut expected = ones;
+                // A filesystem in memory has holes but no allocated zeroes.
+                if unmap == Unmap::Allowed || result != -libc::EOPNOTSUPP {
+                    assert_eq!(result, 0, "{unmap:?}");
+                    expected[4096..12288].fill(0);
+                }
+                assert_eq!(bench.on_file(0, 16384), expected, "{unmap:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_flush_the_clock_and_a_wake_up_each_come_back_once() {
+        check(|bench| {
+            bench.ring.flush(2, FILE);
+            assert_eq!(bench.complete(), (Owner::Operation(2), 0));
+            bench.ring.arm_tick(Duration::from_millis(1));
+            assert_eq!(bench.complete(), (Owner::Tick, -libc::ETIME));
+            let wake =
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+            bench.ring.arm_wake(wake.as_fd());
+            rustix::io::write(&wake, &[1; 8]).expect("a wake-up");
+            assert_eq!(bench.complete(), (Owner::Wake, i32::from(libc::POLLIN)));
+        });
+    }
+
+    #[test]
+    fn a_read_beyond_the_file_comes_back_short() {
+        check(|bench| {
+            let segments = [Segment::Arena {
+                offset: 0,
+                length: 8192,
+            }];
+            bench
+                .ring
+                .read(0, FILE, 1024 * 1024 - 4096, &segments, &bench.tags);
+            assert_eq!(bench.complete(), (Owner::Operation(0), 4096));
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "ends inside the arena")]
+    fn a_segment_beyond_the_arena_is_refused() {
+        check(|bench| {
+            let segments = [Segment::Arena {
+                offset: 61440,
+                length: 4097,
+            }];
+            bench.ring.vector_of(segments[0], &bench.tags);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "ends inside its tag's buffer")]
+    fn a_segment_beyond_its_buffer_is_refused() {
+        check(|bench| {
+            let segments = [Segment::Tag {
+                tag: Tag(0),
+                offset: 12288,
+                length: 8192,
+            }];
+            bench.ring.vector_of(segments[0], &bench.tags);
+        });
+    }
+}
