@@ -3,4 +3,5 @@
 pub mod disk;
 pub mod engine;
 pub mod journal;
+pub mod ublk;
 pub mod units;
