@@ -5,4 +5,5 @@ pub mod engine;
 pub mod journal;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+pub mod ublk;
 pub mod units;

@@ -35,6 +35,8 @@ pub mod recovery;
 mod replay;
 pub mod request;
 pub mod settings;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use crate::disk::buffer::{Arena, ArenaError, Residency};

@@ -472,8 +472,12 @@ impl Window {
         true
     }
 
-    /// Forgets lives of which nothing is left behind `tail`.
+    /// Forgets lives of which nothing is left behind `tail`. Not while a read from the ring is in flight:
+    /// it may have begun when they were still needed.
     pub(super) fn drop_lives_before(&mut self, tail: Pos) {
+        if self.reads.iter().any(|reads| *reads > 0) {
+            return;
+        }
         while self.lives.len() > 1 && self.lives[1].0 <= tail {
             self.lives.remove(0);
         }

@@ -1,0 +1,2 @@
+//! A disk with a volatile cache, for power cuts in the lab.
+fn main() {}
