@@ -21,7 +21,7 @@ use crate::sim::scenario::Scenario;
 use crate::sim::stamp::Version;
 use crate::sim::story::Story;
 use crate::sim::workload::Client;
-use crate::sim::world::{InFlight, StartError, World, fence, label_array};
+use crate::sim::world::{InFlight, Reply, StartError, World, fence, label_array};
 use crate::units::to_u64;
 use std::rc::Rc;
 use std::time::Duration;
@@ -358,30 +358,23 @@ impl Trial {
         let can_send = !self.client.is_busy(world);
         let due = self.client.next_at();
         let before_next_end = world.next_end().is_none_or(|end| due <= end);
-        let replies = if can_send && (due <= world.now() || before_next_end) {
-            let replies = if due > world.now() {
-                self.pass_time(world, due)
-            } else {
-                Vec::new()
-            };
-            if self.client.is_busy(world) || due > world.now() {
-                replies
-            } else {
-                // A burst reaches the engine in one turn.
+        if can_send && due <= world.now() {
+            // A burst reaches the engine in one turn.
+            self.client.send(world);
+            while self.random.chance(500) && !self.client.is_busy(world) {
                 self.client.send(world);
-                while self.random.chance(500) && !self.client.is_busy(world) {
-                    self.client.send(world);
-                }
-                let mut replies = replies;
-                replies.extend(world.turn());
-                replies
             }
+            let replies = world.turn();
+            self.take(world, replies)?;
         } else {
-            self.pass_time(world, world.now() + Duration::from_millis(50))
-        };
-        self.client
-            .take(world.now(), replies)
-            .map_err(|error| error.to_string())?;
+            let until = if can_send && before_next_end {
+                due
+            } else {
+                world.now() + Duration::from_millis(50)
+            };
+            let replies = self.pass_time(world, until);
+            self.take(world, replies)?;
+        }
         if world.engine().condition() != Condition::Ok {
             return Err(format!("the engine is {:?}", world.engine().condition()));
         }
@@ -396,12 +389,19 @@ impl Trial {
         Ok(())
     }
 
+    /// The client takes its answers.
+    fn take(&mut self, world: &World, replies: Vec<Reply>) -> Result<(), Broken> {
+        self.client
+            .take(world.now(), replies)
+            .map_err(|error| error.to_string())
+    }
+
     /// Time passes up to `until`, in small pieces, or up to the next end of an operation.
     fn pass_time(
         &mut self,
         world: &mut World,
         until: Duration,
-    ) -> Vec<crate::sim::world::Reply> {
+    ) -> Vec<Reply> {
         let piece = Duration::from_micros(self.random.skewed(100_000));
         world.step(until.min(world.now() + piece))
     }
@@ -535,9 +535,7 @@ impl Trial {
         while !world.is_closed() {
             let until = world.now() + Duration::from_millis(50);
             let replies = self.pass_time(world, until);
-            self.client
-                .take(world.now(), replies)
-                .map_err(|error| error.to_string())?;
+            self.take(world, replies)?;
             steps += 1;
             if steps > 1_000_000 {
                 return Err(format!("the engine does not end: {how:?}"));
@@ -601,9 +599,7 @@ impl Trial {
         while self.client.waiting() > 0 {
             let until = world.now() + Duration::from_millis(50);
             let replies = self.pass_time(world, until);
-            self.client
-                .take(world.now(), replies)
-                .map_err(|error| error.to_string())?;
+            self.take(world, replies)?;
             steps += 1;
             if steps > 1_000_000 {
                 return Err("requests are never answered".to_owned());
@@ -622,9 +618,7 @@ impl Trial {
             self.client.issue_again(&mut world, request, version);
         }
         let replies = world.turn();
-        self.client
-            .take(world.now(), replies)
-            .map_err(|error| error.to_string())?;
+        self.take(&world, replies)?;
         Ok(world)
     }
 }

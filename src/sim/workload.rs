@@ -200,11 +200,13 @@ impl Client {
         self.overlaps += u64::from(overlaps);
         self.rules.received(id, &asked);
         self.history.received(id, asked);
-        self.waiting[request.tag.index()] = Some(Waiting {
+        let waiting = Waiting {
             id,
             request,
             version,
-        });
+        };
+        let before = self.waiting[request.tag.index()].replace(waiting);
+        assert!(before.is_none(), "an answer is taken before its tag is used again");
         world.request(request, version);
     }
 
