@@ -1,13 +1,17 @@
 //! Stamps: what every written sector says about itself.
 //!
 //! ```text
-//!    0        8          16        24                              508    512
-//!    | magic  | version  | sector  | filler, a function of both    | CRC  |
+//!    0        8          16        24                                          512
+//!    | magic  | version  | sector  | filler, a function of version and sector  |
 //! ```
 //!
 //! A version is one write of the whole history, across all lives; it is never used twice, so a sector
 //! read back names the one write that it came from. A sector of zeroes is a version too
 //! ([`Version::ZEROES`]), the only one that several requests can write.
+//!
+//! The filler is the stamp's checksum: all of it is compared. It must not be a CRC. The journal's frames
+//! carry CRC32C, and bytes that end with their own CRC32C have the same CRC32C whatever they are: with
+//! such stamps, no frame that is lost or stale would ever be noticed.
 
 use crate::sim::random::mix;
 use crate::units::{Lba, SECTOR, to_u64, to_usize};
@@ -62,20 +66,19 @@ pub enum StampError {
     },
 }
 
+/// The words of a stamp.
+fn words(version: Version, lba: Lba) -> impl Iterator<Item = u64> {
+    let seed = mix(version.0 ^ lba.0.rotate_left(40));
+    let filler = (1..).map(move |n: u64| seed.wrapping_mul(2 * n + 1).rotate_left(23) ^ seed);
+    [MAGIC, version.0, lba.0].into_iter().chain(filler)
+}
+
 /// Fills one sector with the stamp of `version` at `lba`.
 pub fn stamp_sector(version: Version, lba: Lba, sector: &mut [u8]) {
     assert_eq!(sector.len(), SECTOR_LEN);
-    let seed = mix(version.0 ^ lba.0.rotate_left(40));
-    let mut filler = seed;
-    for word in sector.chunks_exact_mut(8) {
-        filler = filler.wrapping_add(seed | 1);
-        word.copy_from_slice(&filler.to_le_bytes());
+    for (bytes, word) in sector.chunks_exact_mut(8).zip(words(version, lba)) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
-    sector[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    sector[8..16].copy_from_slice(&version.0.to_le_bytes());
-    sector[16..24].copy_from_slice(&lba.0.to_le_bytes());
-    let crc = crc32c::crc32c(&sector[..SECTOR_LEN - 4]);
-    sector[SECTOR_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Fills `bytes`, whole sectors from `lba` on, with the stamps of `version`.
@@ -101,11 +104,14 @@ pub fn read_sector(lba: Lba, sector: &[u8]) -> Result<Version, StampError> {
             Err(StampError::Garbage { at: lba })
         };
     }
-    let crc = crc32c::crc32c(&sector[..SECTOR_LEN - 4]).to_le_bytes();
-    if crc != sector[SECTOR_LEN - 4..] {
+    let (version, found) = (Version(word(8)), Lba(word(16)));
+    let whole = sector
+        .chunks_exact(8)
+        .zip(words(version, found))
+        .all(|(bytes, word)| bytes == word.to_le_bytes());
+    if !whole {
         return Err(StampError::Garbage { at: lba });
     }
-    let (version, found) = (Version(word(8)), Lba(word(16)));
     if found == lba {
         Ok(version)
     } else {
@@ -146,6 +152,20 @@ mod tests {
     fn a_stamp_of_another_sector_is_noticed() {
         let found = read_sector(Lba(8), &stamped(5, 9));
         assert!(matches!(found, Err(StampError::Elsewhere { .. })));
+    }
+
+    #[test]
+    fn frames_of_stamps_differ_in_the_checksum_of_the_journal() {
+        let mut checksums: Vec<u32> = (0..1000)
+            .map(|version| {
+                let mut frame = [0; 4096];
+                stamp(Version(version), Lba(8), &mut frame);
+                crc32c::crc32c(&frame)
+            })
+            .collect();
+        checksums.sort_unstable();
+        checksums.dedup();
+        assert_eq!(checksums.len(), 1000);
     }
 
     #[test]
