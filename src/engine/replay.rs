@@ -104,14 +104,15 @@ pub(super) fn waypoint_grain(round: u64) -> u64 {
 }
 
 impl Replay {
+    /// Replay of what recovery has found between `tail` and `newest`, the end of START.
     pub(super) fn new(
         settings: &Settings,
         ring_size: u64,
         tail: Place,
+        newest: Place,
         recovered: VecDeque<Waypoint>,
     ) -> Replay {
         let grain = waypoint_grain(settings.round);
-        let newest = recovered.back().map_or(tail, |last| last.place);
         let mut waypoints = recovered;
         waypoints.reserve(to_usize(ring_size / grain) + 2);
         Replay {

@@ -538,7 +538,15 @@ impl Trial {
             self.take(world, replies)?;
             steps += 1;
             if steps > 1_000_000 {
-                return Err(format!("the engine does not end: {how:?}"));
+                let engine = world.engine();
+                return Err(format!(
+                    "the engine does not end: {how:?}, answered {}, durable {}, home {}, in flight {}, waiting {}",
+                    engine.acked_seq(),
+                    engine.durable_seq(),
+                    engine.home_seq(),
+                    world.next_end().is_some(),
+                    engine.requests_pending()
+                ));
             }
         }
         Ok(())
