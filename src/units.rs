@@ -147,7 +147,11 @@ impl Seq {
     /// life long before (see `engine::limits`).
     pub fn plus(self, n: u64) -> Seq {
         let next = Seq(self.0 + n);
-        assert_eq!(next.epoch(), self.epoch(), "a life never outgrows its numbers");
+        assert_eq!(
+            next.epoch(),
+            self.epoch(),
+            "a life never outgrows its numbers"
+        );
         next
     }
 
