@@ -1,5 +1,6 @@
 //! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
 
+pub mod config;
 pub mod disk;
 pub mod engine;
 pub mod journal;
