@@ -386,8 +386,12 @@ impl<'a> Queue<'a> {
     /// One turn after the other until the end.
     fn serve<S: Server>(&mut self, server: &mut S) -> Result<End, Error> {
         loop {
+            let before = self.state;
             self.enter(if server.wants_turn() { 0 } else { 1 })?;
             let now = self.shared.began.elapsed();
+            if self.state != before {
+                server.stopped(now);
+            }
             let ticked = self.hand_over(server, now)?;
             let mut output = Output {
                 outgoing: &mut self.outgoing,
