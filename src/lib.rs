@@ -2,6 +2,8 @@
 
 pub mod config;
 pub mod disk;
+#[cfg(feature = "drive")]
+pub mod drive;
 pub mod engine;
 pub mod journal;
 pub mod ublk;
