@@ -234,11 +234,8 @@ fn serve(device: Device, file: Option<File>) -> Result<()> {
             }
         }
     });
-    loop {
-        match event.recv().expect("the queue thread says when it ends") {
-            Event::Line(line) => obey(&line, &serving, &leave)?,
-            Event::Ended => break,
-        }
+    while let Event::Line(line) = event.recv().expect("the queue thread says when it ends") {
+        obey(&line, &serving, &leave)?;
     }
     let id = serving.id();
     let (server, end) = serving.join();

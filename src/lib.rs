@@ -1,6 +1,9 @@
 //! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
 
+pub mod config;
 pub mod disk;
+#[cfg(feature = "drive")]
+pub mod drive;
 pub mod engine;
 pub mod journal;
 #[cfg(any(test, feature = "sim"))]

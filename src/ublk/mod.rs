@@ -129,6 +129,10 @@ pub trait Server {
     /// through `out`.
     fn advance(&mut self, out: &mut Output<'_>, now: Duration);
 
+    /// The device was stopped: all requests have been answered and no more will come. The turns go on
+    /// until the server is idle.
+    fn stopped(&mut self, _now: Duration) {}
+
     /// There is more to do without waiting for anything: the next turn comes at once.
     fn wants_turn(&self) -> bool;
 

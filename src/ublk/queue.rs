@@ -296,6 +296,8 @@ enum Commands {
 struct Queue<'a> {
     commands: UblkQueue<'a>,
     state: Commands,
+    /// Commands that the kernel has.
+    out: u32,
     bounds: Bounds,
     outgoing: Outgoing,
     buffers: &'a mut TagBuffers,
@@ -371,6 +373,7 @@ impl<'a> Queue<'a> {
         Ok(Queue {
             commands,
             state: Commands::With,
+            out: u32::from(depth),
             bounds,
             outgoing: Outgoing {
                 ring,
@@ -389,6 +392,11 @@ impl<'a> Queue<'a> {
             self.enter(if server.wants_turn() { 0 } else { 1 })?;
             let now = self.shared.began.elapsed();
             let ticked = self.hand_over(server, now)?;
+            if self.state == Commands::With && self.out == 0 && self.commands.is_stopping() {
+                debug!("the kernel has taken its commands back");
+                self.state = Commands::Without;
+                server.stopped(now);
+            }
             let mut output = Output {
                 outgoing: &mut self.outgoing,
                 buffers: self.buffers,
@@ -414,15 +422,14 @@ impl<'a> Queue<'a> {
                 |user_data, completion, _last| events.push((user_data, completion.result())),
                 want,
             );
-            match entered {
-                Ok(_) => return Ok(()),
-                Err(UblkError::IOError(error)) if passes(&error) => return Ok(()),
-                Err(UblkError::QueueIsDown) => {
-                    debug!("the kernel has taken its commands back");
-                    self.state = Commands::Without;
-                }
-                Err(other) => return Err(Error::command("queue loop", other)),
-            }
+            return match entered {
+                Ok(_) => Ok(()),
+                Err(UblkError::IOError(error)) if passes(&error) => Ok(()),
+                // Its way to say that it has no commands out. We count them ourselves: it says so only if
+                // nothing waits to be submitted, and a tick may always do.
+                Err(UblkError::QueueIsDown) => unreachable!("the loop has seen the last command"),
+                Err(other) => Err(Error::command("queue loop", other)),
+            };
         }
         self.outgoing
             .ring
@@ -462,6 +469,7 @@ impl<'a> Queue<'a> {
         result: i32,
         now: Duration,
     ) -> Result<(), Error> {
+        self.out -= 1;
         match result {
             0 => self.accept(server, tag, now),
             sys::UBLK_IO_RES_ABORT => {}
@@ -518,6 +526,9 @@ impl<'a> Queue<'a> {
     fn push_replies(&mut self) {
         for (tag, result) in self.outgoing.replies.drain(..) {
             // Once the kernel takes its commands back, libublk drops what is given here.
+            if !self.commands.is_stopping() {
+                self.out += 1;
+            }
             let buffer = BufDesc::Slice(self.buffers.bytes(tag));
             let committed =
                 self.commands
