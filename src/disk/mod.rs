@@ -35,7 +35,6 @@ pub(crate) mod conformance;
 pub use error::PartError;
 pub use part::{Access, Part};
 
-pub mod buffer;
 pub mod raid0;
 
 use crate::units::Offset;
