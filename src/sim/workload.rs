@@ -206,7 +206,10 @@ impl Client {
             version,
         };
         let before = self.waiting[request.tag.index()].replace(waiting);
-        assert!(before.is_none(), "an answer is taken before its tag is used again");
+        assert!(
+            before.is_none(),
+            "an answer is taken before its tag is used again"
+        );
         world.request(request, version);
     }
 
@@ -387,7 +390,11 @@ impl Character {
             },
             hot: hot_start..hot_start + hot_len,
             hot_permille: *random.pick(&[0, 300, 700, 950]),
-            largest: random.skewed(max_blocks),
+            largest: if random.chance(300) {
+                max_blocks
+            } else {
+                random.skewed(max_blocks)
+            },
             stream_permille: *random.pick(&[0, 0, 200, 800]),
             pause: random.skewed(4_000_000),
             pause_permille: *random.pick(&[0, 10, 100, 500]),
