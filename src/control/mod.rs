@@ -5,7 +5,7 @@
 //!   client ---- /run/ujournal/vol0.sock ---- server (tokio, current_thread)
 //!                                              |  Port: status, sync, stop, ended
 //!                                              v
-//!                                            whoever implements it: bounded channel + eventfd
+//!                                            whoever implements it: bounded channel + a wake-up
 //!                                              v
 //!                                            the I/O thread, between two turns of its ring
 //! ```

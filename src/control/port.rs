@@ -1,19 +1,15 @@
 //! The seam between the control thread and whoever serves the array.
 //!
 //! [`Port`] is what the server needs. The part of it that concerns the I/O thread goes through
-//! [`ring_port`]: commands in a bounded channel, and an eventfd that the ring watches, so that the
-//! I/O thread learns of a command as it learns of everything else and never polls. Answers come back
+//! [`RingPort`]: commands in a bounded channel, and a call that wakes the ring, so that the I/O thread
+//! learns of a command as it learns of everything else and never polls. Answers come back
 //! through channels whose sending never waits.
 
 use super::in_use::{Claim, DeviceHold};
 use super::progress::ProgressSink;
 use super::status::{Live, Status};
 use crate::outcome::Failure;
-use rustix::event::{EventfdFlags, eventfd};
 use std::future::Future;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
@@ -94,37 +90,40 @@ pub enum Command {
 }
 
 /// The control thread's end.
-#[derive(Clone, Debug)]
 pub struct RingPort {
     commands: mpsc::Sender<Command>,
-    wake: Arc<OwnedFd>,
+    wake: Box<dyn Fn()>,
+}
+
+impl std::fmt::Debug for RingPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RingPort")
+            .field("commands", &self.commands)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The I/O thread's end.
 #[derive(Debug)]
 pub struct RingCommands {
     commands: mpsc::Receiver<Command>,
-    wake: Arc<OwnedFd>,
 }
 
-/// Both ends.
-pub fn ring_port() -> io::Result<(RingPort, RingCommands)> {
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (sender, receiver) = mpsc::channel(COMMANDS_MAX);
-    let port = RingPort {
-        commands: sender,
-        wake: Arc::clone(&wake),
-    };
-    Ok((
-        port,
-        RingCommands {
-            commands: receiver,
-            wake,
-        },
-    ))
+/// Commands on their way to the I/O thread: the end that [`RingPort::new`] wants, and the other one.
+pub fn ring_commands() -> (mpsc::Sender<Command>, RingCommands) {
+    let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+    (sender, RingCommands { commands })
 }
 
 impl RingPort {
+    /// Over a thread that has the other end of `commands` and looks there when `wake` was called.
+    pub fn new(commands: mpsc::Sender<Command>, wake: impl Fn() + 'static) -> RingPort {
+        RingPort {
+            commands,
+            wake: Box::new(wake),
+        }
+    }
+
     /// Hands a command over and wakes the I/O thread. Never waits.
     pub fn send(&self, command: Command) -> Result<(), Failure> {
         self.commands
@@ -135,21 +134,8 @@ impl RingPort {
                     Failure::failed("the array's I/O thread does not take commands")
                 }
             })?;
-        self.wake()
-    }
-
-    #[expect(
-        clippy::host_endian_bytes,
-        reason = "an eventfd counts in the byte order of the machine"
-    )]
-    fn wake(&self) -> Result<(), Failure> {
-        match rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()) {
-            // A counter at its end has waked it already.
-            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
-            Err(error) => Err(Failure::failed(format!(
-                "cannot wake the array's I/O thread: {error}"
-            ))),
-        }
+        (self.wake)();
+        Ok(())
     }
 
     /// Asks for a snapshot.
@@ -195,76 +181,48 @@ fn io_thread_gone() -> Failure {
 }
 
 impl RingCommands {
-    /// What the ring must watch: readable when a command waits.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
-    }
-
-    /// The next command, if one waits. Call [`RingCommands::rearm`] first, then this until `None`.
+    /// The next command, if one waits. After being woken, until `None`.
     pub fn take(&mut self) -> Option<Command> {
         self.commands.try_recv().ok()
-    }
-
-    /// Makes the eventfd unreadable again. Before taking, so that a command that comes in between
-    /// leaves it readable: not needed if the ring reads the eventfd itself.
-    pub fn rearm(&self) {
-        let mut counter = [0_u8; 8];
-        match rustix::io::read(&*self.wake, &mut counter) {
-            // Nothing in it: somebody has read it, or nobody has written.
-            Ok(_) | Err(_) => {}
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::cell::Cell;
+    use std::rc::Rc;
 
-    fn readable(commands: &RingCommands) -> bool {
-        let mut fds = [PollFd::new(&commands.wake, PollFlags::IN)];
-        poll(
-            &mut fds,
-            Some(&Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            }),
-        )
-        .expect("polled")
-            == 1
-    }
-
-    fn status() -> (Command, oneshot::Receiver<Live>) {
-        let (sender, receiver) = oneshot::channel();
-        (Command::Status(sender), receiver)
+    fn status() -> Command {
+        Command::Status(oneshot::channel().0)
     }
 
     #[test]
-    fn a_command_makes_the_eventfd_readable_until_it_is_rearmed() {
-        let (port, mut commands) = ring_port().expect("made");
-        assert!(!readable(&commands));
-        port.send(status().0).expect("sent");
-        port.send(status().0).expect("sent");
-        assert!(readable(&commands));
-        commands.rearm();
-        assert!(!readable(&commands));
+    fn each_command_wakes_and_is_there_when_it_does() {
+        let (sender, mut commands) = ring_commands();
+        let woken = Rc::new(Cell::new(0));
+        let counter = Rc::clone(&woken);
+        let port = RingPort::new(sender, move || counter.set(counter.get() + 1));
+        port.send(status()).expect("sent");
+        port.send(status()).expect("sent");
+        assert_eq!(woken.get(), 2);
         assert!(
             commands.take().is_some() && commands.take().is_some() && commands.take().is_none()
         );
-        commands.rearm();
     }
 
     #[test]
     fn commands_that_nobody_takes_are_refused_not_piled_up() {
-        let (port, commands) = ring_port().expect("made");
+        let (sender, commands) = ring_commands();
+        let port = RingPort::new(sender, || {});
         for _ in 0..COMMANDS_MAX {
-            port.send(status().0).expect("sent");
+            port.send(status()).expect("sent");
         }
         assert_eq!(
-            port.send(status().0).expect_err("full").message,
+            port.send(status()).expect_err("full").message,
             "the array's I/O thread does not take commands"
         );
         drop(commands);
-        assert_eq!(port.send(status().0).expect_err("gone"), io_thread_gone());
+        assert_eq!(port.send(status()).expect_err("gone"), io_thread_gone());
     }
 }

@@ -296,8 +296,13 @@ pub struct ErrorCounts([u64; Clause::ALL.len()]);
 impl ErrorCounts {
     /// One more.
     pub fn count(&mut self, clause: Clause) {
+        self.add(clause, 1);
+    }
+
+    /// So many more.
+    pub fn add(&mut self, clause: Clause, more: u64) {
         let place = &mut self.0[clause.index()];
-        *place = place.saturating_add(1);
+        *place = place.saturating_add(more);
     }
 
     /// Those that happened.

@@ -5,7 +5,7 @@
 
 use super::client::{Client, Force};
 use super::in_use::{Claim, DeviceHold};
-use super::port::{Command, Port, RingCommands, RingPort, Stop, StopEnd, ring_port};
+use super::port::{Command, Port, RingCommands, RingPort, Stop, StopEnd, ring_commands};
 use super::progress::{Progress, ProgressSink, Stage};
 use super::protocol::{REQUEST_BYTES_MAX, Reply};
 use super::run_dir::RunDir;
@@ -14,7 +14,6 @@ use super::status::tests::{facts, live};
 use super::status::{Facts, Status};
 use crate::config::ArrayName;
 use crate::outcome::{Exit, Failure};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
@@ -90,21 +89,14 @@ impl Port for Array {
     }
 }
 
-/// The thread in the place of the I/O thread. Returns how it was stopped.
+/// The thread in the place of the I/O thread: woken by unparking. Returns how it was stopped.
 fn io_thread(mut commands: RingCommands, manner: &Mutex<Manner>) -> Option<Stop> {
     let mut waiting = Vec::new();
     loop {
-        let fd = commands.wake_fd();
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        let wait = Timespec {
-            tv_sec: 0,
-            tv_nsec: 20_000_000,
-        };
-        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&wait))).expect("polled");
+        std::thread::park_timeout(Duration::from_millis(20));
         if manner.lock().expect("not poisoned").over {
             return None;
         }
-        commands.rearm();
         while let Some(command) = commands.take() {
             let manner = manner.lock().expect("not poisoned").clone();
             if manner.dies {
@@ -156,21 +148,24 @@ fn daemon(manner: Manner) -> Daemon {
     let lock = run.lock(&name, |_| Ok(())).expect("locked");
     let listener = run.listen(&name, &lock).expect("listens");
     let manner = Arc::new(Mutex::new(manner));
-    let (port, commands) = ring_port().expect("made");
+    let (commands, taken) = ring_commands();
     let io = {
         let manner = Arc::clone(&manner);
-        std::thread::spawn(move || io_thread(commands, &manner))
+        std::thread::spawn(move || io_thread(taken, &manner))
     };
-    let array = Array {
-        port,
-        facts: facts(),
-        manner: Arc::clone(&manner),
-    };
+    let io_handle = io.thread().clone();
+    let array_manner = Arc::clone(&manner);
     let (terminate, signals) = mpsc::channel(1);
     let socket = run.socket(&name);
     let server = std::thread::spawn(move || {
         let _lock = lock;
         let tidy = move |_: &End| std::fs::remove_file(&socket).expect("it is there once");
+        let port = RingPort::new(commands, move || io_handle.unpark());
+        let array = Array {
+            port,
+            facts: facts(),
+            manner: array_manner,
+        };
         serve(listener, array, || Ok(signals), tidy)
     });
     Daemon {
@@ -483,7 +478,8 @@ fn an_answer_that_never_comes_is_given_up() {
         .enable_time()
         .build()
         .expect("built");
-    let (port, commands) = ring_port().expect("made");
+    let (sender, commands) = ring_commands();
+    let port = RingPort::new(sender, || {});
     let failure = runtime.block_on(port.live()).expect_err("nobody answers");
     assert_eq!(
         failure.message,
