@@ -1,10 +1,12 @@
 //! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
 
 pub mod config;
+pub mod control;
 pub mod disk;
 #[cfg(feature = "drive")]
 pub mod drive;
 pub mod engine;
 pub mod journal;
+pub mod outcome;
 pub mod ublk;
 pub mod units;
