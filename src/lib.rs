@@ -1,5 +1,6 @@
 //! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
 
+pub mod array;
 pub mod config;
 pub mod control;
 pub mod disk;
@@ -8,5 +9,6 @@ pub mod drive;
 pub mod engine;
 pub mod journal;
 pub mod outcome;
+pub mod serve;
 pub mod ublk;
 pub mod units;

@@ -150,9 +150,10 @@ pub fn open(
     let mut kept = Kept::new(set, round);
     let found = kept.scan(set)?;
     let health = set.health();
+    let was_clean = set.is_clean();
     // 3. A new life. From here on things are written.
     let epoch = set.begin_life()?;
-    let report = kept.report(set, &found, epoch);
+    let report = Report { was_clean, ..kept.report(set, &found, epoch) };
 
     let ring_size = set.geometry.ring.size();
     let mut anchor = found.anchor;

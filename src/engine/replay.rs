@@ -427,6 +427,7 @@ impl Engine {
         for lane in self.geometry.data.lanes() {
             self.ios.flush(port, lane.part, Purpose::MemberFlush);
             members += 1;
+            self.counters.member_flushes += 1;
         }
         self.replay.stage = Stage::Flushing { left: members };
         true

@@ -23,6 +23,7 @@
 //! use is freed afterwards.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -221,6 +222,13 @@ impl Output<'_> {
             tag.0
         );
         self.buffers.bytes_mut(tag)
+    }
+
+    /// A piece of that buffer, while operations on other pieces of it may be in flight. That none of them
+    /// touches this one is the server's promise.
+    pub fn tag_piece_mut(&mut self, tag: Tag, piece: Range<usize>) -> &mut [u8] {
+        self.outgoing.owned(tag);
+        self.buffers.piece_mut(tag, piece)
     }
 
     /// Reads from a file into the segments, one after the other.
