@@ -10,5 +10,7 @@ pub mod engine;
 pub mod journal;
 pub mod outcome;
 pub mod serve;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod ublk;
 pub mod units;

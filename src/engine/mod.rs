@@ -192,6 +192,10 @@ impl Engine {
             &settings,
             ring_size,
             recovered.start.tail,
+            Place {
+                seq: recovered.start.last_seq,
+                pos: recovered.start.head,
+            },
             recovered.waypoints,
         );
         Ok(Engine {

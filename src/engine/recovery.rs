@@ -30,7 +30,7 @@ use crate::journal::record::{
 };
 use crate::journal::scan::{Disks, Found, ScanError, Scope, scan, write_anchor};
 use crate::journal::superblock::Health;
-use crate::units::{Epoch, FRAME, MIB, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
+use crate::units::{Epoch, FRAME, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -285,7 +285,7 @@ impl Kept {
             checksums: vec![0; frames],
             waypoints: VecDeque::new(),
             lives: Vec::new(),
-            grain: waypoint_grain(round.max(MIB)),
+            grain: waypoint_grain(round),
             records: 0,
         }
     }

@@ -104,14 +104,15 @@ pub(super) fn waypoint_grain(round: u64) -> u64 {
 }
 
 impl Replay {
+    /// Replay of what recovery has found between `tail` and `newest`, the end of START.
     pub(super) fn new(
         settings: &Settings,
         ring_size: u64,
         tail: Place,
+        newest: Place,
         recovered: VecDeque<Waypoint>,
     ) -> Replay {
         let grain = waypoint_grain(settings.round);
-        let newest = recovered.back().map_or(tail, |last| last.place);
         let mut waypoints = recovered;
         waypoints.reserve(to_usize(ring_size / grain) + 2);
         Replay {
@@ -307,7 +308,11 @@ impl Engine {
     }
 
     fn load(&mut self, port: &mut impl Port, next: Pos, left: u32) -> bool {
-        let round = self.replay.tail.pos..self.replay.through.pos;
+        // The segment in which the round ends may also be the one that the head stands in. What a slot
+        // holds is one run, so all of it up to the head is loaded, or the next record would leave a gap.
+        let through = self.replay.through.pos;
+        let end = self.window.segment_end_of(through).min(self.commits.head);
+        let round = self.replay.tail.pos..through.max(end);
         let (mut next, mut left) = (next, left);
         while left < LOADS_IN_FLIGHT && self.has_spare_ios() && !self.replay.failed {
             let Some(missing) = self.window.first_missing(round.clone(), next) else {

@@ -151,6 +151,15 @@ impl Window {
         Pos(pos.0 - offset + end.min(self.ring_size))
     }
 
+    /// Where the segment ends whose last bytes before `pos` are; `pos` itself at a border.
+    pub(super) fn segment_end_of(&self, pos: Pos) -> Pos {
+        if pos == self.segment_start(pos) {
+            pos
+        } else {
+            self.segment_end(pos)
+        }
+    }
+
     /// The slot that holds the segment of `pos` in the lap of `pos`.
     fn slot(&self, pos: Pos) -> Option<usize> {
         let slot = usize::from(self.slot_of[self.segment_of(pos)]?);
