@@ -317,18 +317,16 @@ fn user_of_file(kernel: &Kernel, file: Identity) -> User {
     user_by_open_files(kernel, &[file])
 }
 
+/// The kernel does not list who has a device exclusively, so it is guessed by who has it open; of
+/// ourselves we know that we never open for writing without locking.
 fn user_of_device(kernel: &Kernel, places: &[Identity]) -> User {
-    let this = std::process::id();
-    let user = user_by_open_files(kernel, places);
-    let nobody_else = matches!(user, User::Nobody { .. });
-    if nobody_else
-        && places
-            .iter()
-            .any(|place| kernel.may_have_open(this, *place))
-    {
-        return User::ThisProcess;
+    let this = kernel.opening(std::process::id(), places);
+    match (this, user_by_open_files(kernel, places)) {
+        (Some(Opening::ForWriting), _) | (Some(Opening::ForReading), User::Nobody { .. }) => {
+            User::ThisProcess
+        }
+        (Some(Opening::ForReading) | None, user) => user,
     }
-    user
 }
 
 fn user_by_open_files(kernel: &Kernel, places: &[Identity]) -> User {

@@ -23,11 +23,14 @@ pub mod kernel;
 pub mod limits;
 pub mod lock;
 pub mod part;
+pub mod probe;
 #[cfg(any(test, feature = "sim"))]
 pub mod ram;
 
 #[cfg(test)]
 pub(crate) mod conformance;
+#[cfg(test)]
+mod device_tests;
 
 pub use error::PartError;
 pub use part::{Access, Part};
