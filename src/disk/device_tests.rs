@@ -492,3 +492,41 @@ fn a_file_is_not_opened_while_a_write_of_a_killed_process_is_in_flight() {
         "flock(F, LOCK_EX) or die;",
     );
 }
+
+#[test]
+fn a_file_on_btrfs_is_fenced_although_the_kernel_lists_its_lock_under_another_number() {
+    let image = image(128);
+    let device = Loop::over(&image, &[]);
+    run(&["mkfs.btrfs", "-q", text(&device.path)]);
+    let (_mounted, at) = mount(&device.path, &[]);
+    let file = at.path().join("file");
+    std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+
+    let part = open(&file).unwrap();
+    assert_eq!(
+        part.limits().block_size,
+        4096,
+        "less than a block is no direct I/O there"
+    );
+    assert!(part.limits().zeroes_without_writing);
+    let in_use = refusal(open(&file));
+    assert!(matches!(in_use, InUse::Twice { .. }), "{in_use}");
+    drop(part);
+    let holder = process(
+        &file,
+        "O_RDWR",
+        "flock(F, LOCK_EX) or die; print qq(open\\n); sleep 60",
+    );
+    let in_use = refusal(Part::open_patiently(
+        &file,
+        Access::ReadWrite,
+        PATIENCE,
+        &mut |_| {},
+    ));
+    assert!(
+        matches!(&in_use, InUse::Process { holder: named, .. } if named.pid == holder.id()),
+        "{in_use}"
+    );
+    kill(holder);
+    open(&file).unwrap();
+}
