@@ -30,6 +30,8 @@ pub mod ram;
 
 #[cfg(test)]
 pub(crate) mod conformance;
+#[cfg(test)]
+mod device_tests;
 
 pub use error::PartError;
 pub use part::{Access, Part};
