@@ -12,6 +12,7 @@
 
 pub mod clear;
 
+pub mod inspect;
 pub mod label;
 pub mod open;
 pub mod settings;

@@ -12,6 +12,7 @@
 //! elsewhere, or in another life, do not pass for these.
 
 use super::anchor::RingPlace;
+use super::geometry::payload_max;
 use super::{ArrayUuid, FRAME_LEN};
 use crate::units::{Epoch, FRAME, Lba, SECTOR, Seq, round_up, to_u64, to_usize};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -526,7 +527,7 @@ fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header,
     if to_usize(raw.count.get().into()) > ENTRIES_MAX {
         return Err(field("count", raw.count.get().into()));
     }
-    if u64::from(raw.payload_len.get()) > PAYLOAD_MAX {
+    if u64::from(raw.payload_len.get()) > payload_max(frame.ring_size) {
         return Err(field("payload_len", raw.payload_len.get().into()));
     }
     let tail_offset = raw.tail_offset.get();
