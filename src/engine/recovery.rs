@@ -332,15 +332,14 @@ impl Kept {
                 EntryOp::Zeroes | EntryOp::Discard => Where::Zeroes,
                 EntryOp::ZeroesKept => Where::ZeroesNoUnmap,
             };
-            self.map.insert(
-                Extent {
-                    lba: entry.lba,
-                    sectors: entry.sectors,
-                    seq,
-                    place,
-                },
-                usize::MAX,
-            );
+            let extent = Extent {
+                lba: entry.lba,
+                sectors: entry.sectors,
+                seq,
+                place,
+            };
+            let inserted = self.map.insert(extent, usize::MAX);
+            assert_eq!(inserted, entry.sectors, "nothing bounds an insert here");
             seq = Seq(seq.0 + 1);
         }
         let end = Place {
