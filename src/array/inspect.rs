@@ -74,10 +74,20 @@ impl fmt::Display for CheckReport {
         };
         writeln!(f, "{}: {verdict}: {}", self.array, self.because)?;
         for part in &self.parts {
-            writeln!(f, "  {:<9} {}: {}", part.role, part.path.display(), part.state)?;
+            writeln!(
+                f,
+                "  {:<9} {}: {}",
+                part.role,
+                part.path.display(),
+                part.state
+            )?;
         }
         if let Some(recovery) = &self.recovery {
-            writeln!(f, "  recovery  {}", crate::control::render::recovery(recovery))?;
+            writeln!(
+                f,
+                "  recovery  {}",
+                crate::control::render::recovery(recovery)
+            )?;
         }
         for finding in &self.findings {
             writeln!(f, "  note      {finding}")?;
@@ -101,7 +111,11 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
     };
     let refused = |mut report: CheckReport, failure: Failure| match failure.exit {
         Exit::Refused | Exit::Damaged => {
-            report.verdict = if failure.exit == Exit::Damaged { Verdict::Damage } else { Verdict::Refuse };
+            report.verdict = if failure.exit == Exit::Damaged {
+                Verdict::Damage
+            } else {
+                Verdict::Refuse
+            };
             report.because = failure.message;
             Ok(report)
         }
@@ -116,7 +130,11 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
     };
     for (sb, path) in opened.set.superblocks.iter().zip(&opened.paths) {
         let state = describe_superblock(sb);
-        report.parts.push(CheckedPart { path: path.clone(), role: sb.role.to_string(), state });
+        report.parts.push(CheckedPart {
+            path: path.clone(),
+            role: sb.role.to_string(),
+            state,
+        });
     }
     report.findings = findings(&opened.set);
     let began = Instant::now();
@@ -130,7 +148,11 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             report.recovery = Some(Recovery {
                 array: config.name.to_string(),
                 epoch: found.epoch.0,
-                kind: if found.was_clean { StartKind::Clean } else { StartKind::Recovery },
+                kind: if found.was_clean {
+                    StartKind::Clean
+                } else {
+                    StartKind::Recovery
+                },
                 durable_seq: found.durable.to_string(),
                 kept_seq: found.kept.to_string(),
                 records_replayed: found.records,
@@ -174,7 +196,10 @@ fn findings(set: &Set) -> Vec<String> {
     for (disk, sb) in set.disks.iter().zip(&set.superblocks) {
         if disk.size() > sb.part_size {
             let more = disk.size() - sb.part_size;
-            findings.push(format!("{} has {more} bytes more than when it was labelled; they stay unused", disk.name()));
+            findings.push(format!(
+                "{} has {more} bytes more than when it was labelled; they stay unused",
+                disk.name()
+            ));
         }
     }
     findings
@@ -182,8 +207,11 @@ fn findings(set: &Set) -> Vec<String> {
 
 /// The blocks that a record would have changed.
 fn affected(record: &Record) -> String {
-    let ranges: Vec<String> =
-        record.entries.iter().map(|entry| format!("{}+{}", entry.lba, entry.sectors)).collect();
+    let ranges: Vec<String> = record
+        .entries
+        .iter()
+        .map(|entry| format!("{}+{}", entry.lba, entry.sectors))
+        .collect();
     format!("the damaged record holds sectors {}", ranges.join(", "))
 }
 
@@ -247,15 +275,25 @@ impl RingDump {
         let ring_size = geometry.ring.size();
         let scope = Scope {
             geometry: &geometry,
-            frame: Frame { uuid: sb.uuid, ring_size, device_sectors: geometry.sectors() },
+            frame: Frame {
+                uuid: sb.uuid,
+                ring_size,
+                device_sectors: geometry.sectors(),
+            },
             epoch: sb.epoch,
             span: anchor_span(ring_size),
         };
         let anchors = read_anchors(&mut disks, &scope);
         let mut records = Vec::new();
-        every_record(&mut disks, &scope, &mut |offset, record, whole| records.push((offset, record, whole)));
+        every_record(&mut disks, &scope, &mut |offset, record, whole| {
+            records.push((offset, record, whole))
+        });
         records.sort_by_key(|(_, record, _)| (record.header.epoch, record.header.number));
-        Some(RingDump { anchors, records, ring_size })
+        Some(RingDump {
+            anchors,
+            records,
+            ring_size,
+        })
     }
 
     fn json(&self) -> Value {
@@ -349,22 +387,43 @@ fn dump_text(
         match copy {
             Err(error) => writeln!(out, "{}: {name} superblock: {error}", path.display())?,
             Ok(sb) => {
-                writeln!(out, "{}: {name} superblock, generation {}", path.display(), sb.generation)?;
+                writeln!(
+                    out,
+                    "{}: {name} superblock, generation {}",
+                    path.display(),
+                    sb.generation
+                )?;
                 writeln!(out, "  array       {} {}", sb.name, sb.uuid)?;
-                writeln!(out, "  role        {} of {} members", sb.role, sb.shape.members)?;
+                writeln!(
+                    out,
+                    "  role        {} of {} members",
+                    sb.role, sb.shape.members
+                )?;
                 writeln!(
                     out,
                     "  layout      chunk {}, journal {} of {} bytes, smallest member {} bytes",
                     sb.shape.chunk, sb.shape.placement, sb.shape.journal_size, sb.shape.member_size
                 )?;
                 writeln!(out, "  device      blocks of {}", sb.block_size)?;
-                let forming = if sb.phase == Phase::Forming { ", label interrupted" } else { "" };
-                writeln!(out, "  state       {}, members at {}{forming}", describe_superblock(sb), sb.members_at)?;
+                let forming = if sb.phase == Phase::Forming {
+                    ", label interrupted"
+                } else {
+                    ""
+                };
+                writeln!(
+                    out,
+                    "  state       {}, members at {}{forming}",
+                    describe_superblock(sb),
+                    sb.members_at
+                )?;
             }
         }
     }
     let Some(ring) = ring else {
-        return writeln!(out, "the ring does not lie on this part alone: ujournal check CONFIG looks at all of it");
+        return writeln!(
+            out,
+            "the ring does not lie on this part alone: ujournal check CONFIG looks at all of it"
+        );
     };
     for (anchor, name) in ring.anchors.iter().zip(["first", "second"]) {
         match anchor {
@@ -379,11 +438,20 @@ fn dump_text(
                 anchor.head.seq,
                 anchor.head.offset,
                 anchor.durable,
-                if anchor.closed == Closed::Yes { ", closed" } else { "" }
+                if anchor.closed == Closed::Yes {
+                    ", closed"
+                } else {
+                    ""
+                }
             )?,
         }
     }
-    writeln!(out, "{} records in a ring of {} bytes", ring.records.len(), ring.ring_size)?;
+    writeln!(
+        out,
+        "{} records in a ring of {} bytes",
+        ring.records.len(),
+        ring.ring_size
+    )?;
     for (offset, record, whole) in &ring.records {
         let header = &record.header;
         writeln!(
@@ -400,7 +468,13 @@ fn dump_text(
             if *whole { "" } else { ", PAYLOAD DAMAGED" }
         )?;
         for entry in &record.entries {
-            writeln!(out, "               {} {}+{}", op(entry.op), entry.lba, entry.sectors)?;
+            writeln!(
+                out,
+                "               {} {}+{}",
+                op(entry.op),
+                entry.lba,
+                entry.sectors
+            )?;
         }
     }
     Ok(())
@@ -425,7 +499,11 @@ impl Disk for Nothing {
     fn size(&self) -> u64 {
         0
     }
-    fn read(&mut self, _: crate::units::Offset, _: &mut [u8]) -> Result<(), crate::disk::DiskError> {
+    fn read(
+        &mut self,
+        _: crate::units::Offset,
+        _: &mut [u8],
+    ) -> Result<(), crate::disk::DiskError> {
         Err(Nothing::refuse(crate::disk::DiskOp::Read))
     }
     fn write(&mut self, _: crate::units::Offset, _: &[u8]) -> Result<(), crate::disk::DiskError> {

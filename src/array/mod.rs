@@ -27,7 +27,10 @@ use crate::outcome::{Exit, Failure, sentence};
 
 /// A failure of exit code `exit` that says what `error` and its causes say.
 fn failure(exit: Exit, error: &(dyn std::error::Error + 'static)) -> Failure {
-    Failure { exit, message: sentence(error) }
+    Failure {
+        exit,
+        message: sentence(error),
+    }
 }
 
 /// What stands on or under a path keeps us from using it, or the machine does.

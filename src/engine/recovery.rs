@@ -153,7 +153,10 @@ pub fn open(
     let was_clean = set.is_clean();
     // 3. A new life. From here on things are written.
     let epoch = set.begin_life()?;
-    let report = Report { was_clean, ..kept.report(set, &found, epoch) };
+    let report = Report {
+        was_clean,
+        ..kept.report(set, &found, epoch)
+    };
 
     let ring_size = set.geometry.ring.size();
     let mut anchor = found.anchor;

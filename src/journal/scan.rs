@@ -316,7 +316,11 @@ pub fn scan(
 
 /// Looks at every frame of the ring and reports each record whose header is valid: its ring offset, the
 /// record, and whether its payload is whole. For people who look; recovery never reads the whole ring.
-pub fn every_record(disks: &mut Disks, scope: &Scope<'_>, report: &mut dyn FnMut(u64, Record, bool)) {
+pub fn every_record(
+    disks: &mut Disks,
+    scope: &Scope<'_>,
+    report: &mut dyn FnMut(u64, Record, bool),
+) {
     let ring_size = scope.frame.ring_size;
     let mut ring = RingReader::new(disks, scope);
     // A record may wrap, so positions go on beyond the end.

@@ -89,7 +89,13 @@ impl Scenario {
         let journal_size =
             journal_size_min(placement, members, chunk, max_io) + extra_ring * members;
         Scenario::build(
-            random, placement, members, chunk, max_io, data_each, journal_size,
+            random,
+            placement,
+            members,
+            chunk,
+            max_io,
+            data_each,
+            journal_size,
         )
     }
 
@@ -150,7 +156,13 @@ impl Scenario {
             1
         };
         Scenario {
-            uuid: ArrayUuid([random.bits(), random.bits()].map(u64::to_le_bytes).concat().try_into().expect("two words are 16 bytes")),
+            uuid: ArrayUuid(
+                [random.bits(), random.bits()]
+                    .map(u64::to_le_bytes)
+                    .concat()
+                    .try_into()
+                    .expect("two words are 16 bytes"),
+            ),
             geometry,
             block,
             sizes,
@@ -187,8 +199,7 @@ impl Scenario {
         stamp(Version::BEFORE, Lba(0), &mut before);
         for piece in self.geometry.data.pieces(0, size) {
             let at = to_usize(piece.at);
-            disks[piece.part.index()]
-                .poke(piece.offset, &before[at..at + to_usize(piece.len)]);
+            disks[piece.part.index()].poke(piece.offset, &before[at..at + to_usize(piece.len)]);
         }
         disks
     }

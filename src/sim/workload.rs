@@ -206,7 +206,10 @@ impl Client {
             version,
         };
         let before = self.waiting[request.tag.index()].replace(waiting);
-        assert!(before.is_none(), "an answer is taken before its tag is used again");
+        assert!(
+            before.is_none(),
+            "an answer is taken before its tag is used again"
+        );
         world.request(request, version);
     }
 
