@@ -286,7 +286,7 @@ impl RingDump {
         let anchors = read_anchors(&mut disks, &scope);
         let mut records = Vec::new();
         every_record(&mut disks, &scope, &mut |offset, record, whole| {
-            records.push((offset, record, whole))
+            records.push((offset, record, whole));
         });
         records.sort_by_key(|(_, record, _)| (record.header.epoch, record.header.number));
         Some(RingDump {

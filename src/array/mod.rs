@@ -37,7 +37,13 @@ fn failure(exit: Exit, error: &(dyn std::error::Error + 'static)) -> Failure {
 pub(crate) fn from_part(error: &PartError) -> Failure {
     let exit = match error {
         PartError::Inspect { .. } | PartError::Open { .. } => Exit::Failed,
-        _ => Exit::Refused,
+        PartError::Missing { .. }
+        | PartError::NotAPart { .. }
+        | PartError::NoDirectIo { .. }
+        | PartError::BlockSize { .. }
+        | PartError::Replaced { .. }
+        | PartError::Lock { .. }
+        | PartError::InUse(_) => Exit::Refused,
     };
     failure(exit, error)
 }
@@ -48,9 +54,10 @@ pub(crate) fn from_disk(error: &DiskError) -> Failure {
 
 pub(crate) fn from_assemble(error: &AssembleError) -> Failure {
     use crate::journal::assemble::PartError;
-    let exit = match error {
-        AssembleError::Part(PartError::Disk(_)) => Exit::Failed,
-        _ => Exit::Refused,
+    let exit = if matches!(error, AssembleError::Part(PartError::Disk(_))) {
+        Exit::Failed
+    } else {
+        Exit::Refused
     };
     failure(exit, error)
 }

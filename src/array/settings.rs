@@ -103,9 +103,7 @@ fn limits(disk: &DiskLimits) -> PartLimits {
 /// Bytes of the machine's memory.
 pub fn machine_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::try_from(info.totalram)
-        .unwrap_or(u64::MAX)
-        .saturating_mul(info.mem_unit.into())
+    info.totalram.saturating_mul(info.mem_unit.into())
 }
 
 /// Whether any of the given parts is rotating.

@@ -307,7 +307,7 @@ impl Kept {
             span: anchor_span(ring_size),
         };
         Ok(scan(&mut set.disks, &scope, &mut |pos, record| {
-            self.keep(pos, record, ring_size)
+            self.keep(pos, record, ring_size);
         })?)
     }
 
@@ -320,7 +320,7 @@ impl Kept {
         {
             self.lives.push((pos, header.epoch));
         }
-        let payload = pos.plus(header.len());
+        let payload = pos.plus(header.header_len());
         for (index, crc) in record.frame_checksums.iter().enumerate() {
             let frame = payload.plus(to_u64(index) * FRAME).ring_offset(ring_size) / FRAME;
             self.checksums[to_usize(frame)] = *crc;

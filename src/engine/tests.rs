@@ -333,7 +333,7 @@ fn history(seed: u64) {
                         request.lba
                     ),
                     Op::Write | Op::Discard | Op::WriteZeroes(_) => {
-                        model[range].copy_from_slice(&data)
+                        model[range].copy_from_slice(&data);
                     }
                     Op::Flush => assert!(engine.durable_seq() <= engine.acked_seq()),
                 }

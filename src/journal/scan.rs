@@ -483,9 +483,9 @@ impl<'a, 'b> RingReader<'a, 'b> {
         record: Record,
     ) -> Result<Record, RecordError> {
         let frame = self.scope.frame;
-        let payload = record.header.record_len() - record.header.len();
+        let payload = record.header.record_len() - record.header.header_len();
         if payload > 0 {
-            let at = pos.plus(record.header.len());
+            let at = pos.plus(record.header.header_len());
             let bytes = self
                 .bytes(at, payload, limit)
                 .map_err(|_| RecordError::Unreadable)?;

@@ -81,8 +81,8 @@ impl Scenario {
             Placement::End,
         ]);
         let members = random.between(1, 4);
-        let chunk = 4 * KIB << random.below(3);
-        let max_io = 4 * KIB << random.below(4);
+        let chunk = (4 * KIB) << random.below(3);
+        let max_io = (4 * KIB) << random.below(4);
         let data_each = chunk * random.between(1, (128 * KIB / members / chunk).max(1));
         let some = random.below(32) * FRAME;
         let extra_ring = *random.pick(&[0, 0, some, 256 * KIB]);
