@@ -6,25 +6,35 @@ use super::args::{
 };
 use super::meter::{Meter, with_meter};
 use super::output::{complain, print, print_json, unwritten};
-use super::verbs::{self, Force, Format, StartOptions, Verdict};
+use crate::array::clear::clear as clear_array;
+use crate::array::inspect::{Format, Verdict, check as check_array, dump as dump_part};
+use crate::array::label::{Force, label as label_array};
+use crate::array::start::{Options, bring_up};
 use crate::config::quantity::size_rough;
 use crate::config::{ArrayName, Config, ConfigError};
 use crate::control::client::{self, Client};
+use crate::control::port::{RingPort, ring_commands};
+use crate::control::progress::ProgressSink;
 use crate::control::render::{self, Listed};
 use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::daemon::ready::{Ready, Started};
-use crate::daemon::{self, machine, spawn};
+use crate::daemon::{self, Up, machine, spawn};
 use crate::outcome::{Exit, Failure};
+use crate::serve::plane::Plane;
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+
+/// The choices of `start` after damage or loss that this version can carry out.
+pub const START_CHOICES: &[&str] = &["--clear-error"];
 
 pub(super) fn label(args: &LabelArgs) -> Result<Exit, Failure> {
     let config = load(&args.config)?;
-    let labelled = with_meter(|progress| verbs::label(&config, force(args.force), progress))?;
+    let labelled = with_meter(|progress| label_array(&config, force(args.force), progress))?;
     print(&format!(
         "{}: labelled as {}, a device of {} with a journal of {}\n",
         labelled.name,
@@ -52,7 +62,7 @@ pub(super) fn start(args: &StartArgs) -> Result<Exit, Failure> {
             }),
         };
         daemon::run(&config, &run, ready, |progress| {
-            verbs::bring_up(&config, options, progress)
+            serve_array(&config, options, progress)
         })?;
     } else if spawn::is_daemon() {
         return Ok(be_the_daemon(&config, &run, options));
@@ -67,8 +77,30 @@ pub(super) fn start(args: &StartArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Brings the array up and puts what answers for it in front of its I/O thread.
+fn serve_array(
+    config: &Config,
+    options: Options,
+    progress: &ProgressSink,
+) -> Result<Up<Plane>, Failure> {
+    let (commands, taken) = ring_commands();
+    let (tell, ended) = watch::channel(false);
+    let ending = move || {
+        tell.send_replace(true);
+    };
+    let running = bring_up(config, options, taken, ending, progress)?;
+    let waker = running.serving.waker();
+    let facts = running.facts.clone();
+    let port = Plane::new(
+        running,
+        RingPort::new(commands, move || waker.wake()),
+        ended,
+    );
+    Ok(Up { port, facts })
+}
+
 /// In the process that stays. Whoever waits for it says what went wrong; nobody reads our stderr.
-fn be_the_daemon(config: &Config, run: &RunDir, options: StartOptions) -> Exit {
+fn be_the_daemon(config: &Config, run: &RunDir, options: Options) -> Exit {
     let pipe = match spawn::detach().and_then(|pipe| Ok((pipe.try_clone()?, pipe))) {
         Ok(pipe) => pipe,
         Err(error) => {
@@ -80,7 +112,7 @@ fn be_the_daemon(config: &Config, run: &RunDir, options: StartOptions) -> Exit {
     };
     let (pipe, ours) = pipe;
     match daemon::run(config, run, Ready::Pipe(ours), |progress| {
-        verbs::bring_up(config, options, progress)
+        serve_array(config, options, progress)
     }) {
         Ok(()) => Exit::Done,
         Err(failure) => {
@@ -99,7 +131,7 @@ fn print_started(started: &Started) -> Result<(), Failure> {
 }
 
 /// The choices after damage or loss that this version cannot carry out are refused, not ignored.
-fn start_options(args: &StartArgs) -> Result<StartOptions, Failure> {
+fn start_options(args: &StartArgs) -> Result<Options, Failure> {
     let asked = [
         ("--recover=ro", args.recover == Some(Recover::Ro)),
         (
@@ -112,13 +144,13 @@ fn start_options(args: &StartArgs) -> Result<StartOptions, Failure> {
         ("--clear-error", args.clear_error),
     ];
     for (option, given) in asked {
-        if given && !verbs::START_CHOICES.contains(&option) {
+        if given && !START_CHOICES.contains(&option) {
             return Err(Failure::usage(format!(
                 "start {option}: this version cannot do that yet; nothing was touched"
             )));
         }
     }
-    Ok(StartOptions {
+    Ok(Options {
         wait: args.wait,
         clear_error: args.clear_error,
     })
@@ -228,14 +260,14 @@ pub(super) fn dump(args: &DumpArgs) -> Result<Exit, Failure> {
         Format::Text
     };
     let mut out = BufWriter::new(io::stdout().lock());
-    verbs::dump(&args.path, format, &mut out)?;
+    dump_part(&args.path, format, &mut out)?;
     out.flush().map_err(|error| unwritten(&error))?;
     Ok(Exit::Done)
 }
 
 pub(super) fn check(args: &CheckArgs) -> Result<Exit, Failure> {
     let config = load(&args.config)?;
-    let report = with_meter(|progress| verbs::check(&config, progress))?;
+    let report = with_meter(|progress| check_array(&config, progress))?;
     if args.json {
         print_json(&report)?;
     } else {
@@ -250,7 +282,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<Exit, Failure> {
 
 pub(super) fn clear(args: &ClearArgs) -> Result<Exit, Failure> {
     let config = load(&args.config)?;
-    with_meter(|progress| verbs::clear(&config, force(args.force), progress))?;
+    with_meter(|progress| clear_array(&config, force(args.force), progress))?;
     print(&format!("{}: labels taken off\n", config.name))?;
     Ok(Exit::Done)
 }

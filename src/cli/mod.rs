@@ -8,9 +8,9 @@ mod args;
 mod commands;
 mod meter;
 mod output;
-pub mod verbs;
 
 pub use args::Cli;
+pub use commands::START_CHOICES;
 
 use crate::outcome::{Exit, Failure};
 use args::Command;

@@ -3,6 +3,38 @@
 //! [`Disk`] is the seam under everything that waits for its I/O: label, check, dump, recovery, stop.
 //! What is served goes through the ring instead and never through here. The simulator's disks
 //! implement the same trait, so recovery runs unchanged over a disk that loses what was not flushed.
+//!
+//! ```text
+//!   a path ──> identity ──> alias: is anything given twice?
+//!                 |
+//!                 v
+//!               lock: the fence, before the first byte is read
+//!                 |
+//!                 v
+//!               part: a Disk, its descriptor and its limits ──> probe: what does it carry already?
+//! ```
+
+pub mod alias;
+pub mod buffer;
+pub mod error;
+pub mod fill;
+pub mod identity;
+pub mod kernel;
+pub mod limits;
+pub mod lock;
+pub mod part;
+pub mod probe;
+pub mod raid0;
+#[cfg(any(test, feature = "sim"))]
+pub mod ram;
+
+#[cfg(test)]
+pub(crate) mod conformance;
+#[cfg(test)]
+mod device_tests;
+
+pub use error::PartError;
+pub use part::{Access, Part};
 
 use crate::units::Offset;
 use std::io;
@@ -69,4 +101,26 @@ pub struct DiskError {
     /// Why not.
     #[source]
     pub source: io::Error,
+}
+
+/// Refuses a range that does not lie within a disk of `size` bytes; for those who implement [`Disk`].
+pub fn check_range(
+    part: &dyn std::fmt::Display,
+    op: DiskOp,
+    offset: Offset,
+    len: u64,
+    size: u64,
+) -> Result<(), DiskError> {
+    if offset.0.checked_add(len).is_some_and(|end| end <= size) {
+        return Ok(());
+    }
+    let reason = format!("the range goes beyond the end, at {size} bytes");
+    let source = io::Error::new(io::ErrorKind::InvalidInput, reason);
+    Err(DiskError {
+        part: part.to_string(),
+        op,
+        offset,
+        len,
+        source,
+    })
 }

@@ -79,7 +79,7 @@ fn a_choice_of_start_that_is_not_built_is_refused_and_named() {
         "--force-partial-ro",
         "--clear-error",
     ] {
-        if !ujournal::cli::verbs::START_CHOICES.contains(&option) {
+        if !ujournal::cli::START_CHOICES.contains(&option) {
             call(&["start", option, config]).assert_failed(
                 2,
                 &format!("start {option}: this version cannot do that yet; nothing was touched"),

@@ -1,0 +1,192 @@
+//! Commands to `/dev/ublk-control` that need no libublk: ask, stop, delete.
+//!
+//! Libublk keeps its control ring for each thread and panics on a thread that has none; it also reads its
+//! state file, and complains, each time it looks at a device. These four commands must work from any
+//! thread and for any device, so they are sent here, on a ring of their own that lives as long as a
+//! [`Control`].
+
+#![expect(
+    unsafe_code,
+    reason = "the kernel reads and fills structures by address"
+)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use io_uring::squeue::Entry128;
+use io_uring::types::Fd;
+use io_uring::{IoUring, opcode};
+use libublk::sys;
+use zerocopy::{Immutable, IntoBytes};
+
+use super::error::Error;
+use super::ring::passes;
+
+/// The driver's control device.
+const CONTROL: &str = "/dev/ublk-control";
+
+/// `struct ublksrv_ctrl_cmd`: what a command carries.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Command {
+    device: u32,
+    queue: u16,
+    length: u16,
+    address: u64,
+    data: u64,
+    path_length: u16,
+    pad: u16,
+    reserved: u32,
+}
+
+const _: () = assert!(size_of::<Command>() == size_of::<sys::ublksrv_ctrl_cmd>());
+
+/// The control device, open.
+pub(super) struct Control {
+    file: File,
+    ring: IoUring<Entry128>,
+}
+
+impl Control {
+    /// Opens it. This is also the check whether ublk can be used at all.
+    pub fn open() -> Result<Control, Error> {
+        if !Path::new(CONTROL).exists() {
+            return Err(Error::NoDriver);
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(CONTROL)
+            .map_err(|source| Error::NoPermission { source })?;
+        let ring = IoUring::<Entry128>::builder()
+            .build(2)
+            .map_err(|source| Error::IoUring { source })?;
+        Ok(Control { file, ring })
+    }
+
+    /// What the kernel says of a device, or `None` if there is no such device (any more).
+    pub fn information(&mut self, id: u32) -> Result<Option<sys::ublksrv_ctrl_dev_info>, Error> {
+        let mut information = sys::ublksrv_ctrl_dev_info::default();
+        let length = size_of_val(&information);
+        // SAFETY: the address is that of a structure of this length, plain numbers, alive until the answer.
+        let asked = unsafe {
+            self.ask(
+                sys::UBLK_U_CMD_GET_DEV_INFO,
+                id,
+                (&raw mut information).addr(),
+                length,
+            )
+        };
+        match asked {
+            Ok(()) => Ok(Some(information)),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(source) => Err(Error::Command {
+                command: "GET_DEV_INFO",
+                source,
+            }),
+        }
+    }
+
+    /// The parameters of a device.
+    pub fn parameters(&mut self, id: u32) -> Result<sys::ublk_params, Error> {
+        let length = size_of::<sys::ublk_params>();
+        let mut parameters = sys::ublk_params {
+            len: u32::try_from(length).expect("a small structure"),
+            ..Default::default()
+        };
+        // SAFETY: the address is that of a structure of this length, plain numbers, alive until the answer.
+        let asked = unsafe {
+            self.ask(
+                sys::UBLK_U_CMD_GET_PARAMS,
+                id,
+                (&raw mut parameters).addr(),
+                length,
+            )
+        };
+        asked.map_err(|source| Error::Command {
+            command: "GET_PARAMS",
+            source,
+        })?;
+        Ok(parameters)
+    }
+
+    /// Takes the block device away once all requests are answered. Waits for that.
+    pub fn stop(&mut self, id: u32) -> Result<(), Error> {
+        self.tell(sys::UBLK_U_CMD_STOP_DEV, id)
+            .map_err(|source| Error::Command {
+                command: "STOP_DEV",
+                source,
+            })
+    }
+
+    /// Removes a device. Waits until nobody has it open, so whoever serves it must have ended.
+    pub fn delete(&mut self, id: u32) -> Result<(), Error> {
+        loop {
+            match self.tell(sys::UBLK_U_CMD_DEL_DEV, id) {
+                // A signal ended the wait: asked again, the kernel may say that it is gone already.
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+                Err(source) => {
+                    return Err(Error::Command {
+                        command: "DEL_DEV",
+                        source,
+                    });
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    fn tell(&mut self, operation: u32, id: u32) -> io::Result<()> {
+        // SAFETY: no memory is named.
+        unsafe { self.ask(operation, id, 0, 0) }
+    }
+
+    /// Sends one command and waits for its answer.
+    ///
+    /// # Safety
+    ///
+    /// If `length` is not 0, `address` is that of a plain structure of that length.
+    unsafe fn ask(
+        &mut self,
+        operation: u32,
+        id: u32,
+        address: usize,
+        length: usize,
+    ) -> io::Result<()> {
+        let command = Command {
+            device: id,
+            queue: u16::MAX,
+            length: u16::try_from(length).expect("a small structure"),
+            address: crate::units::to_u64(address),
+            data: 0,
+            path_length: 0,
+            pad: 0,
+            reserved: 0,
+        };
+        let mut bytes = [0; 80];
+        bytes[..size_of::<Command>()].copy_from_slice(command.as_bytes());
+        let sqe = opcode::UringCmd80::new(Fd(self.file.as_raw_fd()), operation)
+            .cmd(bytes)
+            .build();
+        // SAFETY: the caller vouches for the memory that the command names; this function waits for its end.
+        let pushed = unsafe { self.ring.submission().push(&sqe) };
+        assert!(pushed.is_ok(), "one command at a time fits");
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if passes(&error) => {}
+                // The command may be running and its memory must stay: nothing else can be done about it.
+                Err(error) => panic!("waiting for a control command: {error}"),
+            }
+            if let Some(completion) = self.ring.completion().next() {
+                return match completion.result() {
+                    0.. => Ok(()),
+                    error => Err(io::Error::from_raw_os_error(-error)),
+                };
+            }
+        }
+    }
+}
