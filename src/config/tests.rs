@@ -553,9 +553,18 @@ fn every_target_config_is_read() {
     let mut names = std::collections::BTreeSet::new();
     for entry in std::fs::read_dir(folder).expect("target-configs") {
         let file = entry.expect("an entry").path();
-        assert_eq!(file.extension(), Some("toml".as_ref()), "{}", file.display());
+        assert_eq!(
+            file.extension(),
+            Some("toml".as_ref()),
+            "{}",
+            file.display()
+        );
         let config = Config::load(&file).unwrap_or_else(|error| panic!("{error}"));
-        assert!(names.insert(config.name.clone()), "{} is used twice", config.name);
+        assert!(
+            names.insert(config.name.clone()),
+            "{} is used twice",
+            config.name
+        );
     }
     assert!(names.len() >= 10, "{names:?}");
 }
@@ -564,5 +573,11 @@ fn every_target_config_is_read() {
 fn the_target_config_with_all_keys_shows_the_defaults() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target-configs");
     let full = Config::load(&folder.join("raid0-two-disks-detached-journal.toml")).expect("good");
-    assert_eq!(full, Config { file: full.file.clone(), ..parse(GOOD).expect("good") });
+    assert_eq!(
+        full,
+        Config {
+            file: full.file.clone(),
+            ..parse(GOOD).expect("good")
+        }
+    );
 }

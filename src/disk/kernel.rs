@@ -286,7 +286,7 @@ impl Kernel {
     }
 
     /// How a process has one of `identities` open, if at all: for writing, if any of its openings is.
-    fn opening(&self, pid: u32, identities: &[Identity]) -> Option<Opening> {
+    pub(super) fn opening(&self, pid: u32, identities: &[Identity]) -> Option<Opening> {
         let descriptors = entries(&self.path(&format!("proc/{pid}/fd")));
         let matching = descriptors
             .iter()

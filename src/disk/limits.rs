@@ -218,27 +218,27 @@ fn file_facts(
         source: source.into(),
     };
     let statfs = rustix::fs::fstatfs(file).map_err(inspect)?;
-    let punches_holes = match access {
-        // Nothing will be punched, and the folder may not be writable.
-        Access::ReadOnly => always_punches(i128::from(statfs.f_type)),
-        Access::ReadWrite => {
-            always_punches(i128::from(statfs.f_type))
-                || located.canonical.parent().is_some_and(punching_works_in)
-        }
-    };
+    let filesystem_type = i128::from(statfs.f_type);
+    let allocation_unit = u64::try_from(statfs.f_bsize).unwrap_or(FRAME);
+    let folder = located.canonical.parent();
+    // Without writing nothing is punched, and the folder may be closed to us.
+    let may_try = access == Access::ReadWrite;
     Ok(FileFacts {
-        block_size: direct_io_unit(located, file)?,
-        allocation_unit: u64::try_from(statfs.f_bsize).unwrap_or(FRAME),
-        punches_holes,
+        block_size: direct_io_unit(located, file, filesystem_type, allocation_unit)?,
+        allocation_unit,
+        punches_holes: always_punches(filesystem_type)
+            || may_try && folder.is_some_and(punching_works_in),
         rotational: flag(&kernel.queue_text(filesystem, "rotational")).unwrap_or(false),
     })
 }
+
+/// The number of btrfs among filesystems.
+const BTRFS: i128 = 0x9123_683e;
 
 /// Filesystems that punch holes in any of their files. Not ext4: its number is that of ext2 and ext3
 /// as well, whose old drivers do not.
 fn always_punches(filesystem_type: i128) -> bool {
     const XFS: i128 = 0x5846_5342;
-    const BTRFS: i128 = 0x9123_683e;
     const TMPFS: i128 = 0x0102_1994;
     const F2FS: i128 = 0xf2f5_2010;
     [XFS, BTRFS, TMPFS, F2FS].contains(&filesystem_type)
@@ -268,7 +268,15 @@ fn punching_works_in(folder: &Path) -> bool {
 }
 
 /// The unit of direct I/O on a file: what the kernel says, since 6.1, or the smallest that works.
-fn direct_io_unit(located: &Located, file: &File) -> Result<u64, PartError> {
+///
+/// btrfs says nothing and takes everything, but what is less than one of its blocks goes through the
+/// page cache; so its blocks are the unit there.
+fn direct_io_unit(
+    located: &Located,
+    file: &File,
+    filesystem_type: i128,
+    allocation_unit: u64,
+) -> Result<u64, PartError> {
     let path = || located.path.clone();
     let wanted = StatxFlags::DIOALIGN;
     let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted);
@@ -281,6 +289,9 @@ fn direct_io_unit(located: &Located, file: &File) -> Result<u64, PartError> {
             return Err(PartError::NoDirectIo { path: path() });
         }
         return Ok(u64::from(statx.stx_dio_offset_align.max(statx.stx_dio_mem_align)).max(SECTOR));
+    }
+    if filesystem_type == BTRFS {
+        return Ok(allocation_unit);
     }
     for unit in [SECTOR, 2 * SECTOR, 4 * SECTOR, FRAME] {
         match read_at_unit(file, unit) {
@@ -451,12 +462,12 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_that_is_probed_agrees_with_the_one_that_the_kernel_tells() {
+    fn the_unit_that_the_kernel_tells_works() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0; 16384]).unwrap();
         let located = Located::find(file.path()).unwrap();
         let opened = super::super::lock::open_direct(&located, Access::ReadOnly, 0).unwrap();
-        let unit = direct_io_unit(&located, &opened).unwrap();
+        let unit = direct_io_unit(&located, &opened, 0, 4096).unwrap();
         assert_eq!(read_at_unit(&opened, unit), Ok(()), "unit {unit}");
     }
 }

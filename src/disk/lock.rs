@@ -9,8 +9,8 @@
 //!
 //! ```text
 //!   mounted, swap, a device on top     refuse at once: that is somebody's data
-//!   a living process that can write    refuse at once, and name it
 //!   this process itself                refuse at once: the same thing was given twice
+//!   a living process that can write    refuse at once, and name it
 //!   nobody, or only the dead           wait, as long as the caller has patience: it is I/O in flight
 //! ```
 //!
@@ -264,7 +264,7 @@ fn user(kernel: &Kernel, identity: Identity) -> User {
     }
     match identity {
         Identity::File { .. } => user_of_file(kernel, identity),
-        Identity::Device(_) => user_of_device(kernel, &places),
+        Identity::Device(_) => user_by_open_files(kernel, &places),
     }
 }
 
@@ -298,18 +298,18 @@ fn user_in_the_kernel(kernel: &Kernel, place: Identity) -> Option<User> {
 /// The kernel lists who took an `flock`. A number in that list proves little: its process may have
 /// died, and another may have got the number; so it counts only with the file open.
 fn user_of_file(kernel: &Kernel, file: Identity) -> User {
-    let this = std::process::id();
     let listed = kernel.flock_holders(file);
-    let holders = || {
-        listed
-            .iter()
-            .copied()
-            .filter(|pid| kernel.may_have_open(*pid, file))
-    };
-    if holders().any(|pid| pid == this) {
+    let holders: Vec<u32> = listed
+        .into_iter()
+        .filter(|pid| kernel.may_have_open(*pid, file))
+        .collect();
+    if holders.contains(&std::process::id()) {
         return User::ThisProcess;
     }
-    if let Some(pid) = holders().find(|pid| kernel.life(*pid) == Life::Alive) {
+    if let Some(pid) = holders
+        .into_iter()
+        .find(|pid| kernel.life(*pid) == Life::Alive)
+    {
         return User::Process(kernel.process(pid));
     }
     // The list says nothing on btrfs, where a file's filesystem has two numbers, nor about a child
@@ -317,31 +317,22 @@ fn user_of_file(kernel: &Kernel, file: Identity) -> User {
     user_by_open_files(kernel, &[file])
 }
 
-fn user_of_device(kernel: &Kernel, places: &[Identity]) -> User {
-    let this = std::process::id();
-    let user = user_by_open_files(kernel, places);
-    let nobody_else = matches!(user, User::Nobody { .. });
-    if nobody_else
-        && places
-            .iter()
-            .any(|place| kernel.may_have_open(this, *place))
-    {
+/// Where the kernel does not list who holds a lock, it is guessed by who has the thing open; of
+/// ourselves we know that we never open for writing without locking.
+fn user_by_open_files(kernel: &Kernel, places: &[Identity]) -> User {
+    let this = kernel.opening(std::process::id(), places);
+    if this == Some(Opening::ForWriting) {
         return User::ThisProcess;
     }
-    user
-}
-
-fn user_by_open_files(kernel: &Kernel, places: &[Identity]) -> User {
-    let openers = kernel.openers(places);
-    let mut living = openers
-        .into_iter()
-        .filter(|(process, _)| kernel.life(process.pid) == Life::Alive);
-    match living.next() {
-        Some((process, Opening::ForWriting)) => User::Process(process),
-        Some((process, Opening::ForReading)) => User::Nobody {
+    let openers = kernel.openers(places).into_iter();
+    let mut living = openers.filter(|(process, _)| kernel.life(process.pid) == Life::Alive);
+    match (living.next(), this) {
+        (Some((process, Opening::ForWriting)), _) => User::Process(process),
+        (_, Some(Opening::ForReading | Opening::ForWriting)) => User::ThisProcess,
+        (Some((process, Opening::ForReading)), None) => User::Nobody {
             watcher: Some(process),
         },
-        None => User::Nobody { watcher: None },
+        (None, None) => User::Nobody { watcher: None },
     }
 }
 

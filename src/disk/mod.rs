@@ -23,19 +23,18 @@ pub mod kernel;
 pub mod limits;
 pub mod lock;
 pub mod part;
-//pub mod probe;
+pub mod probe;
+pub mod raid0;
 #[cfg(any(test, feature = "sim"))]
 pub mod ram;
 
 #[cfg(test)]
 pub(crate) mod conformance;
-//#[cfg(test)]
-//mod device_tests;
+#[cfg(test)]
+mod device_tests;
 
 pub use error::PartError;
 pub use part::{Access, Part};
-
-pub mod raid0;
 
 use crate::units::Offset;
 use std::io;

@@ -80,11 +80,20 @@ impl Part {
     ) -> Result<Part, PartError> {
         let limits = limits::find(kernel, &located, &file, access)?;
         let found = file.seek(SeekFrom::End(0));
-        let bytes = found.map_err(|source| PartError::Inspect {
+        let inspect = |source| PartError::Inspect {
             path: located.path.clone(),
             what: "size",
             source,
-        })?;
+        };
+        let bytes = found.map_err(inspect)?;
+        if bytes == 0 && located.identity.kind() == Kind::BlockDevice {
+            // A loop device over nothing opens like any other.
+            let source = io::Error::other("the device has no bytes");
+            return Err(PartError::Missing {
+                path: located.path,
+                source,
+            });
+        }
         Ok(Part {
             file,
             size: round_down(bytes, limits.block_size),
@@ -461,6 +470,18 @@ mod tests {
                 .contains("an earlier flush failed"),
             "{}",
             second.source
+        );
+    }
+
+    #[test]
+    fn where_no_hole_can_be_punched_zeroes_are_written() {
+        let (_file, mut part) = file_in(&std::env::temp_dir());
+        // It has no fallocate, and answers every write with this error.
+        part.file = File::options().write(true).open("/dev/full").unwrap();
+        let error = part.zero(Offset(0), 4096).unwrap_err();
+        assert_eq!(
+            (error.op, error.source.raw_os_error()),
+            (DiskOp::Zero, Some(libc::ENOSPC))
         );
     }
 

@@ -107,6 +107,8 @@ pub struct Counters {
     pub sync_records: u64,
     /// Flushes of the journal.
     pub journal_flushes: u64,
+    /// Flushes of members, each counted.
+    pub member_flushes: u64,
     /// Anchors written.
     pub anchors: u64,
     /// Bytes written to the ring.
@@ -326,9 +328,14 @@ impl Engine {
         self.ios.in_flight() == 0
     }
 
-    /// Whether writers, replay or a flush have anything left to do.
-    pub fn has_work(&self) -> bool {
-        self.ios.in_flight() > 0 || !self.commits.is_empty() || !self.replay.is_idle()
+    /// Whether replay has failed and pauses before it tries again.
+    pub fn is_held_up(&self) -> bool {
+        self.replay.is_idle() && self.replay.failing_for(self.now).is_some()
+    }
+
+    /// Bytes that the window holds.
+    pub fn window_used(&self) -> u64 {
+        self.window.used()
     }
 
     /// The last seq that was answered.

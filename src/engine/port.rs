@@ -7,6 +7,7 @@
 
 use super::request::{Outcome, Tag};
 use crate::units::{Offset, PartIndex};
+use std::ops::Range;
 
 /// Which operation in flight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -94,8 +95,8 @@ pub enum Operation<'a> {
 pub trait Port {
     /// The data of a request: what a WRITE brought.
     fn buffer(&self, tag: Tag) -> &[u8];
-    /// Where the data of a READ goes.
-    fn buffer_mut(&mut self, tag: Tag) -> &mut [u8];
+    /// A piece of where the data of a READ goes. Operations on other pieces may be in flight.
+    fn buffer_mut(&mut self, tag: Tag, piece: Range<usize>) -> &mut [u8];
     /// Begins an operation. `id` is free again once its end has been reported.
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>);
     /// Ends a request. Replies reach the kernel in the order of these calls.

@@ -231,7 +231,7 @@ impl Engine {
         let len = sectors * SECTOR;
         match extent.place {
             Where::Zeroes | Where::ZeroesNoUnmap => {
-                port.buffer_mut(tag)[buffer..buffer + to_usize(len)].fill(0);
+                port.buffer_mut(tag, buffer..buffer + to_usize(len)).fill(0);
                 sectors
             }
             // What was read from a disk for replay is verified on its own way; read it again rather
@@ -239,10 +239,8 @@ impl Engine {
             Where::Payload(pos)
                 if self.window.holds(pos, len) && !self.window.unverified(pos, len) =>
             {
-                self.window.copy(
-                    pos,
-                    &mut port.buffer_mut(tag)[buffer..buffer + to_usize(len)],
-                );
+                self.window
+                    .copy(pos, port.buffer_mut(tag, buffer..buffer + to_usize(len)));
                 sectors
             }
             Where::Payload(pos) => self.read_journal(port, tag, extent, pos, again),
@@ -338,7 +336,7 @@ impl Engine {
             let from = at + to_usize(read.pos.since(read.first_frame));
             let len = to_usize(u64::from(read.sectors) * SECTOR);
             let buffer = self.buffer_at(read.tag, read.lba);
-            port.buffer_mut(read.tag)[buffer..buffer + len]
+            port.buffer_mut(read.tag, buffer..buffer + len)
                 .copy_from_slice(self.window.arena().range(from..from + len));
         }
         self.window.read_ends(range);

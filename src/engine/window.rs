@@ -129,6 +129,14 @@ impl Window {
         &mut self.arena
     }
 
+    /// Bytes of the ring that it holds.
+    pub(super) fn used(&self) -> u64 {
+        self.slots
+            .iter()
+            .map(|slot| slot.valid.end.since(slot.valid.start))
+            .sum()
+    }
+
     // Segments of the ring.
 
     fn segment_of(&self, pos: Pos) -> usize {

@@ -88,8 +88,8 @@ impl Scenario {
         } else {
             let some = random.below(32) * FRAME;
             (
-                4 * KIB << random.below(3),
-                4 * KIB << random.below(4),
+                (4 * KIB) << random.below(3),
+                (4 * KIB) << random.below(4),
                 128 * KIB,
                 *random.pick(&[0, 0, some, 256 * KIB]),
             )

@@ -97,8 +97,8 @@ impl Port for SimPort {
         &self.buffers[tag.index()]
     }
 
-    fn buffer_mut(&mut self, tag: Tag) -> &mut [u8] {
-        &mut self.buffers[tag.index()]
+    fn buffer_mut(&mut self, tag: Tag, piece: std::ops::Range<usize>) -> &mut [u8] {
+        &mut self.buffers[tag.index()][piece]
     }
 
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {

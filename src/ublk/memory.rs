@@ -18,6 +18,7 @@
 )]
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use libublk::helpers::IoBuf;
@@ -92,6 +93,14 @@ impl TagBuffers {
     /// The bytes of one.
     pub fn bytes_mut(&mut self, tag: Tag) -> &mut [u8] {
         self.buffers[tag.index()].as_mut_slice()
+    }
+
+    /// A piece of one, and a borrow of nothing else: other pieces may be in flight.
+    pub fn piece_mut(&mut self, tag: Tag, piece: Range<usize>) -> &mut [u8] {
+        let first = self.address(tag, piece.start, piece.len());
+        // SAFETY: the piece lies inside the buffer, as `address` has asserted; it is initialised, and
+        // `&mut self` keeps every other slice of ours away.
+        unsafe { std::slice::from_raw_parts_mut(first, piece.len()) }
     }
 
     /// The address of a piece of one.
