@@ -586,6 +586,12 @@ impl<S> Serving<S> {
             .is_none_or(thread::JoinHandle::is_finished)
     }
 
+    /// Lets go of the queue thread without waiting for it: for a process that is about to end and leaves
+    /// the device to whoever takes it over next.
+    pub fn detach(mut self) {
+        drop(self.thread.take());
+    }
+
     /// Waits for the end of the queue thread, gives the server back and says how it ended.
     pub fn join(mut self) -> (S, Result<End, Error>) {
         let thread = self.thread.take().expect("joined once");
