@@ -85,7 +85,11 @@ attribute write_zeroes_max_bytes 1073741824
 thread=$(grep -l "^ublk-queue-" /proc/"$pid"/task/*/comm)
 mask=$(awk '/^SigBlk/ { print $2 }' "${thread%comm}status")
 [ "$mask" = fffffffe7ffbfeff ] || fail "the queue thread's signal mask is $mask"
-echo "sysfs shows what was asked for"
+# PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE: what PR_SET_IO_FLUSHER sets.
+flags=$(awk '{ print $9 }' "${thread%comm}stat")
+[ $((flags & 0x180000)) -eq $((0x180000)) ] || fail "the queue thread may wait for write-back: flags $flags"
+[ "$(awk '/^VmLck/ { print $2 }' "/proc/$pid/status")" -ge 32768 ] || fail "the buffers are not locked"
+echo "sysfs shows what was asked for; the queue thread is set up for the path of a write"
 
 # 2. Servers come and go under a mounted filesystem.
 mkfs.ext4 -q "$device"
