@@ -372,6 +372,9 @@ impl Device {
         let mut asking = Control::open()?;
         let information = asking.information(id)?.ok_or(Error::NoDevice { id })?;
         let driver = asking.parameters(id)?.ok_or(Error::NoDevice { id })?;
+        if State::of(information.state) == State::Dead {
+            return Err(Error::Dead { id });
+        }
         let not_ours = |what| Err(Error::NotOurs { id, what });
         if information.nr_hw_queues != 1 {
             return not_ours("it has more than one queue");
