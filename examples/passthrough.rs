@@ -125,6 +125,8 @@ impl Server for PassThrough {
         self.ended.push((request, result));
     }
 
+    fn stopped(&mut self, _now: Duration) {}
+
     fn woken(&mut self, _now: Duration) {}
 
     fn advance(&mut self, out: &mut Output<'_>, _now: Duration) {

@@ -1,7 +1,18 @@
 //! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
 
+pub mod array;
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod disk;
 #[cfg(feature = "drive")]
 pub mod drive;
 pub mod engine;
+pub mod journal;
+pub mod outcome;
+pub mod serve;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 pub mod ublk;
 pub mod units;

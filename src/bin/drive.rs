@@ -32,10 +32,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use ujournal::disk::buffer::{Arena, Residency};
 use ujournal::drive::{Drive, Gauge, Plan};
-use ujournal::ublk::{
-    self, Arena, Cache, Device, End, Media, Parameters, Serving, Tuning, Zeroing,
-};
+use ujournal::ublk::{self, Cache, Device, End, Media, Parameters, Serving, Tuning, Zeroing};
 use ujournal::units::{KIB, to_u64, to_usize};
 
 /// The marker of drives, and room for their number.
@@ -471,8 +470,8 @@ impl Status {
                 return Err(error).with_context(|| format!("{}: opening", path.display()));
             }
         };
-        let mut bytes = Arena::new(STATUS_BYTES)?;
-        bytes.bytes_mut().fill(b'\n');
+        let mut bytes = Arena::new(to_u64(STATUS_BYTES), Residency::Locked)?;
+        bytes.as_mut_slice().fill(b'\n');
         Ok(Status {
             file,
             direct,
@@ -484,9 +483,9 @@ impl Status {
         for (number, gauge) in gauges.iter().enumerate() {
             let line = status_line(number, gauge);
             let at = number * STATUS_LINE;
-            self.bytes.bytes_mut()[at..at + STATUS_LINE].copy_from_slice(line.as_bytes());
+            self.bytes.as_mut_slice()[at..at + STATUS_LINE].copy_from_slice(line.as_bytes());
         }
-        self.file.write_all_at(self.bytes.bytes(), 0)?;
+        self.file.write_all_at(self.bytes.as_slice(), 0)?;
         if !self.direct {
             rustix::fs::fdatasync(self.file.as_fd())?;
         }

@@ -28,8 +28,9 @@ use tracing::error;
 
 use super::directory::{Directory, LINE_SECTORS, Mask, Number, Slot, bits};
 use super::random::Random;
+use crate::disk::buffer::{Arena, Residency};
 use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
-use crate::ublk::{Arena, FileSlot, Needs, Output, Segment, Server, WriteMode};
+use crate::ublk::{FileSlot, Needs, Output, Segment, Server, WriteMode};
 use crate::units::{SECTOR, to_u64, to_usize};
 
 /// The store.
@@ -213,7 +214,11 @@ impl Drive {
         let lines = plan.size.div_ceil(to_u64(LINE));
         let slots = u32::try_from(plan.cache / to_u64(LINE)).expect("a cache has less than 16 TiB");
         let staging = to_usize(u64::from(DEPARTURES)) * to_usize(RUN) * SECTOR_BYTES;
-        let arena = Arena::new(to_usize(u64::from(slots)) * LINE + staging)?;
+        let arena = Arena::new(
+            to_u64(to_usize(u64::from(slots)) * LINE + staging),
+            Residency::Locked,
+        )
+        .map_err(io::Error::other)?;
         let depth = usize::from(plan.depth);
         let lines_per_request = to_usize(u64::from(plan.max_io)) / LINE + 1;
         let flush = Flush {
@@ -345,7 +350,7 @@ impl Drive {
                 let at = to_usize((first_sector(line) + to_u64(bit) - sectors.start) * SECTOR);
                 let from = memory_of(slot, bit);
                 buffer[at..at + SECTOR_BYTES]
-                    .copy_from_slice(&self.arena.bytes()[from..from + SECTOR_BYTES]);
+                    .copy_from_slice(&self.arena.as_slice()[from..from + SECTOR_BYTES]);
             }
         }
     }
@@ -373,7 +378,7 @@ impl Drive {
                 let start = first_sector(line).max(sectors.start);
                 let length = bits(mask).count() * SECTOR_BYTES;
                 let to = memory_of(slot, place_of(start).1);
-                let cache = &mut self.arena.bytes_mut()[to..to + length];
+                let cache = &mut self.arena.as_mut_slice()[to..to + length];
                 if request.op == Op::Write {
                     let from = to_usize((start - sectors.start) * SECTOR);
                     cache.copy_from_slice(&out.tag_buffer(request.tag)[from..from + length]);
@@ -412,7 +417,7 @@ impl Drive {
                 let from = memory_of(slot, place_of(sector).1);
                 let to = staging + to_usize((sector - first) * SECTOR);
                 self.arena
-                    .bytes_mut()
+                    .as_mut_slice()
                     .copy_within(from..from + SECTOR_BYTES, to);
                 mask |= 1 << place_of(sector).1;
                 sector += 1;

@@ -79,6 +79,10 @@ impl Errno {
     pub const IO: Errno = Errno(5);
     /// An operation that the device does not know.
     pub const NOT_SUPPORTED: Errno = Errno(95);
+    /// No room just now.
+    pub const AGAIN: Errno = Errno(11);
+    /// A signal came in between.
+    pub const INTERRUPTED: Errno = Errno(4);
     /// Stored data whose checksum does not match.
     pub const BAD_DATA: Errno = Errno(84);
 }

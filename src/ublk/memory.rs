@@ -18,75 +18,13 @@
 )]
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::slice;
 
 use libublk::helpers::IoBuf;
-use rustix::mm::{MapFlags, ProtFlags, mlock, mmap_anonymous, munmap};
 
+use crate::disk::buffer::Arena;
 use crate::engine::request::Tag;
-
-/// Bytes in a page: what memory is aligned to.
-const PAGE: usize = 4096;
-
-/// Page-aligned, zeroed, locked memory of a server, which the ring knows beforehand.
-///
-/// While a piece of it is in flight the server leaves it alone: see the module's story.
-#[derive(Debug)]
-pub struct Arena {
-    base: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: the mapping is private to this value and is not bound to the thread that made it.
-unsafe impl Send for Arena {}
-
-impl Arena {
-    /// Maps and locks `length` bytes, a multiple of 4096. All of it is in memory from then on.
-    pub fn new(length: usize) -> io::Result<Arena> {
-        assert!(length > 0, "an arena has bytes");
-        assert!(length.is_multiple_of(PAGE), "an arena is made of pages");
-        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        }?;
-        let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps nothing at address 0");
-        let arena = Arena { base, length };
-        // SAFETY: the range is the mapping made above.
-        unsafe { mlock(arena.base.as_ptr().cast(), length) }?;
-        Ok(arena)
-    }
-
-    /// Bytes in it.
-    pub fn length(&self) -> usize {
-        self.length
-    }
-
-    /// Where it is. The ring's users keep the arena for as long.
-    pub(super) fn address(&self) -> ArenaAddress {
-        ArenaAddress {
-            base: self.base,
-            length: self.length,
-        }
-    }
-
-    /// All of it.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has `length` initialised bytes and lives as long as `self`.
-        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.length) }
-    }
-
-    /// All of it.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `&mut self` keeps other borrows away.
-        unsafe { slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
-    }
-}
 
 /// Where an arena is, for the ring.
 #[derive(Clone, Copy)]
@@ -96,6 +34,14 @@ pub(super) struct ArenaAddress {
 }
 
 impl ArenaAddress {
+    /// The ring's users keep the arena for as long as they use this.
+    pub fn new(arena: &Arena) -> ArenaAddress {
+        ArenaAddress {
+            base: arena.base(),
+            length: arena.len(),
+        }
+    }
+
     /// The address of a piece.
     pub fn of(self, offset: usize, length: usize) -> *mut u8 {
         assert!(offset <= self.length, "a segment begins inside the arena");
@@ -105,14 +51,6 @@ impl ArenaAddress {
         );
         // SAFETY: `offset` is within the mapping: asserted above.
         unsafe { self.base.as_ptr().add(offset) }
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: the range is the mapping made in `new`, and nobody has a borrow of it any more.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
-        assert!(unmapped.is_ok(), "a mapping of ours can be unmapped");
     }
 }
 
@@ -155,6 +93,14 @@ impl TagBuffers {
     /// The bytes of one.
     pub fn bytes_mut(&mut self, tag: Tag) -> &mut [u8] {
         self.buffers[tag.index()].as_mut_slice()
+    }
+
+    /// A piece of one, and a borrow of nothing else: other pieces may be in flight.
+    pub fn piece_mut(&mut self, tag: Tag, piece: Range<usize>) -> &mut [u8] {
+        let first = self.address(tag, piece.start, piece.len());
+        // SAFETY: the piece lies inside the buffer, as `address` has asserted; it is initialised, and
+        // `&mut self` keeps every other slice of ours away.
+        unsafe { std::slice::from_raw_parts_mut(first, piece.len()) }
     }
 
     /// The address of a piece of one.

@@ -37,13 +37,13 @@ mod ring;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use crate::disk::buffer::Arena;
 use crate::engine::request::{Request, Tag};
 
 pub use device::{
     Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find, look,
 };
 pub use error::Error;
-pub use memory::Arena;
 pub use queue::{End, Health, Output, Waker};
 
 /// One of the server's own files, by its place in [`Needs::files`].

@@ -22,6 +22,7 @@
 //! every case it ends only when no operation of the server is in flight, because the memory that these
 //! use is freed afterwards.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -221,6 +222,13 @@ impl Output<'_> {
             tag.0
         );
         self.buffers.bytes_mut(tag)
+    }
+
+    /// A piece of that buffer, while operations on other pieces of it may be in flight. That none of them
+    /// touches this one is the server's promise.
+    pub fn tag_piece_mut(&mut self, tag: Tag, piece: Range<usize>) -> &mut [u8] {
+        self.outgoing.owned(tag);
+        self.buffers.piece_mut(tag, piece)
     }
 
     /// Reads from a file into the segments, one after the other.

@@ -39,8 +39,9 @@ use libublk::{
 };
 use tracing::warn;
 
-use super::memory::{Arena, ArenaAddress, TagBuffers};
+use super::memory::{ArenaAddress, TagBuffers};
 use super::{FileSlot, Segment, WriteMode};
+use crate::disk::buffer::Arena;
 use crate::engine::request::{Tag, Unmap};
 use crate::units::to_usize;
 
@@ -212,8 +213,8 @@ impl Ring {
     /// Takes the arena for [`Segment::Arena`] and registers its memory. If the kernel refuses that, the
     /// arena is used all the same, at the price of looking its pages up each time.
     pub fn use_arena(&mut self, arena: &Arena) {
-        let size = arena.length();
-        let address = arena.address();
+        let size = arena.len();
+        let address = ArenaAddress::new(arena);
         self.arena = Some(address);
         let pieces: Vec<libc::iovec> = (0..size)
             .step_by(REGISTERED_PIECE)
@@ -524,6 +525,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+    use crate::disk::buffer::Residency;
 
     const FILE: FileSlot = FileSlot(0);
     const SIZE: usize = 1 << 20;
@@ -565,7 +567,7 @@ mod tests {
             let file = tempfile::tempfile().expect("a temporary file");
             file.set_len(SIZE.try_into().expect("small"))
                 .expect("its length");
-            let arena = Arena::new(64 * 1024).expect("memory");
+            let arena = Arena::new(64 * 1024, Residency::Locked).expect("memory");
             let tags = TagBuffers::new(2, 16 * 1024).expect("memory");
             let mut ring = Ring::new(2, 4, 3).expect("a ring");
             // Stands for the ublk character device in the first place of the table.
@@ -596,7 +598,7 @@ mod tests {
     #[test]
     fn one_segment_of_the_arena_goes_to_the_file_and_back() {
         check(|bench| {
-            pattern(bench.arena.bytes_mut(), 1);
+            pattern(bench.arena.as_mut_slice(), 1);
             let out = [Segment::Arena {
                 offset: 4096,
                 length: 8192,
@@ -605,14 +607,17 @@ mod tests {
                 .ring
                 .write(3, FILE, 512, &out, WriteMode::Dsync, &bench.tags);
             assert_eq!(bench.complete(), (Owner::Operation(3), 8192));
-            assert_eq!(bench.on_file(512, 8192), bench.arena.bytes()[4096..12288]);
+            assert_eq!(
+                bench.on_file(512, 8192),
+                bench.arena.as_slice()[4096..12288]
+            );
             let back = [Segment::Arena {
                 offset: 40960,
                 length: 8192,
             }];
             bench.ring.read(3, FILE, 512, &back, &bench.tags);
             assert_eq!(bench.complete(), (Owner::Operation(3), 8192));
-            let (written, read) = bench.arena.bytes().split_at(40960);
+            let (written, read) = bench.arena.as_slice().split_at(40960);
             assert_eq!(written[4096..12288], read[..8192]);
         });
     }
@@ -620,7 +625,7 @@ mod tests {
     #[test]
     fn several_segments_go_out_and_come_in_one_after_the_other() {
         check(|bench| {
-            pattern(bench.arena.bytes_mut(), 2);
+            pattern(bench.arena.as_mut_slice(), 2);
             pattern(bench.tags.bytes_mut(Tag(1)), 3);
             let segments = [
                 Segment::Arena {
@@ -641,9 +646,9 @@ mod tests {
                 .ring
                 .write(0, FILE, 4096, &segments, WriteMode::Plain, &bench.tags);
             assert_eq!(bench.complete(), (Owner::Operation(0), 5120));
-            let mut expected = bench.arena.bytes()[100..1100].to_vec();
+            let mut expected = bench.arena.as_slice()[100..1100].to_vec();
             expected.extend(&bench.tags.bytes(Tag(1))[8192..12288]);
-            expected.extend(&bench.arena.bytes()[..24]);
+            expected.extend(&bench.arena.as_slice()[..24]);
             assert_eq!(bench.on_file(4096, 5120), expected);
 
             bench.tags.bytes_mut(Tag(0)).fill(0);

@@ -1,0 +1,74 @@
+//! An array as a whole: what the commands do with its parts while nothing is served.
+//!
+//! Here the configuration meets the disks. Everything that could go wrong with either becomes one
+//! [`Failure`] with the exit code of the contract; nothing is written before everything has been looked
+//! at.
+//!
+//! * [`open`]: the parts of a configuration, fenced, in order, and known to belong together
+//! * [`label`]: writes a new array
+//! * [`start`]: recovery, the engine, the device
+//! * [`inspect`]: `check` and `dump`
+//! * [`clear`]: takes the labels off
+
+pub mod clear;
+
+pub mod inspect;
+pub mod label;
+pub mod open;
+pub mod settings;
+pub mod start;
+
+use crate::disk::DiskError;
+use crate::disk::error::PartError;
+use crate::engine::recovery::RecoveryError;
+use crate::journal::assemble::{AssembleError, BeginError};
+use crate::journal::scan::ScanError;
+use crate::outcome::{Exit, Failure, sentence};
+
+/// A failure of exit code `exit` that says what `error` and its causes say.
+fn failure(exit: Exit, error: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure {
+        exit,
+        message: sentence(error),
+    }
+}
+
+/// What stands on or under a path keeps us from using it, or the machine does.
+pub(crate) fn from_part(error: &PartError) -> Failure {
+    let exit = match error {
+        PartError::Inspect { .. } | PartError::Open { .. } => Exit::Failed,
+        PartError::Missing { .. }
+        | PartError::NotAPart { .. }
+        | PartError::NoDirectIo { .. }
+        | PartError::BlockSize { .. }
+        | PartError::Replaced { .. }
+        | PartError::Lock { .. }
+        | PartError::InUse(_) => Exit::Refused,
+    };
+    failure(exit, error)
+}
+
+pub(crate) fn from_disk(error: &DiskError) -> Failure {
+    failure(Exit::Failed, error)
+}
+
+pub(crate) fn from_assemble(error: &AssembleError) -> Failure {
+    use crate::journal::assemble::PartError;
+    let exit = if matches!(error, AssembleError::Part(PartError::Disk(_))) {
+        Exit::Failed
+    } else {
+        Exit::Refused
+    };
+    failure(exit, error)
+}
+
+pub(crate) fn from_recovery(error: &RecoveryError) -> Failure {
+    let exit = match error {
+        RecoveryError::Scan(ScanError::Damage(_) | ScanError::NoAnchor { .. })
+        | RecoveryError::Scan(ScanError::AnchorsDiffer(_) | ScanError::AnchorEpoch { .. })
+        | RecoveryError::Changed(_) => Exit::Damaged,
+        RecoveryError::Disk(_) | RecoveryError::Begin(BeginError::Disk(_)) => Exit::Failed,
+        RecoveryError::Begin(BeginError::OutOfEpochs) => Exit::Refused,
+    };
+    failure(exit, error)
+}

@@ -1,0 +1,13 @@
+//! The simulator.
+pub mod cut;
+pub mod faults;
+pub mod media;
+pub mod oracle;
+pub mod random;
+pub mod rules;
+pub mod scenario;
+pub mod stamp;
+pub mod story;
+pub mod trial;
+pub mod workload;
+pub mod world;

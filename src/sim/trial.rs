@@ -1,0 +1,637 @@
+//! One trial: a seed, an array, a client, several lives, and crashes wherever they hurt.
+//!
+//! ```text
+//!   label -> start -> serve ... serve ... serve -> end of life -> start -> ...
+//!                       |         |         |          |            |
+//!                     probe     probe     probe      judge        judge
+//! ```
+//!
+//! A *probe* forks the disks, lets the power or the program fail there, brings the fork up (with further
+//! cuts inside that recovery), reads all of it and asks the oracles. The history itself goes on untouched,
+//! so one history gives hundreds of crash images. The *end of a life* is real: a power cut, a kill with
+//! takeover and requests issued again, a handover, or a clean stop.
+
+use crate::engine::settings::Commit;
+use crate::engine::{Close, Condition};
+use crate::sim::cut;
+use crate::sim::media::{Fuse, Honesty, SimDisk, Zone};
+use crate::sim::oracle::Crash;
+use crate::sim::random::Random;
+use crate::sim::scenario::Scenario;
+use crate::sim::stamp::Version;
+use crate::sim::story::Story;
+use crate::sim::workload::Client;
+use crate::sim::world::{InFlight, Reply, StartError, World, fence, label_array};
+use crate::units::to_u64;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What a trial does.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Most lives.
+    pub lives: u64,
+    /// Most requests in a life.
+    pub requests: u64,
+    /// About how many crashes are tried while a life lasts.
+    pub probes: u64,
+    /// Whether the disks keep their word.
+    pub honesty: Honesty,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            lives: 4,
+            requests: 150,
+            probes: 60,
+            honesty: Honesty::Honest,
+        }
+    }
+}
+
+/// What crashes fell into, and what the histories were like.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Lives begun in the histories themselves.
+    pub lives: u64,
+    /// Requests answered.
+    pub answered: u64,
+    /// Requests that overlapped another one in flight.
+    pub overlaps: u64,
+    /// Discards and write-zeroes answered.
+    pub zeroes: u64,
+    /// Times that the head went round a ring.
+    pub wraps: u64,
+    /// Rounds of replay finished.
+    pub rounds: u64,
+    /// Turns in which a write waited for space.
+    pub stalls: u64,
+    /// Power cuts that were recovered from.
+    pub power_cuts: u64,
+    /// Program crashes that were recovered from.
+    pub process_crashes: u64,
+    /// Cuts with a record write in flight.
+    pub in_record: u64,
+    /// Cuts with a flush in flight.
+    pub in_flush: u64,
+    /// Cuts with an anchor in flight.
+    pub in_anchor: u64,
+    /// Cuts with replay writing home.
+    pub in_replay: u64,
+    /// Cuts with nothing in flight.
+    pub in_quiet: u64,
+    /// Cuts inside a recovery, and of those, while a superblock was being written.
+    pub in_recovery: u64,
+    /// See `in_recovery`.
+    pub in_life_change: u64,
+    /// Cuts inside label or the last steps of a stop.
+    pub in_label_or_stop: u64,
+    /// Images in which an unanswered request was visible.
+    pub open_visible: u64,
+    /// Images that lacked something that had been answered.
+    pub lost_volatile: u64,
+}
+
+impl Counts {
+    /// Adds another trial's.
+    pub fn add(&mut self, other: &Counts) {
+        let Counts {
+            lives,
+            answered,
+            overlaps,
+            zeroes,
+            wraps,
+            rounds,
+            stalls,
+            power_cuts,
+            process_crashes,
+            in_record,
+            in_flush,
+            in_anchor,
+            in_replay,
+            in_quiet,
+            in_recovery,
+            in_life_change,
+            in_label_or_stop,
+            open_visible,
+            lost_volatile,
+        } = other;
+        self.lives += lives;
+        self.answered += answered;
+        self.overlaps += overlaps;
+        self.zeroes += zeroes;
+        self.wraps += wraps;
+        self.rounds += rounds;
+        self.stalls += stalls;
+        self.power_cuts += power_cuts;
+        self.process_crashes += process_crashes;
+        self.in_record += in_record;
+        self.in_flush += in_flush;
+        self.in_anchor += in_anchor;
+        self.in_replay += in_replay;
+        self.in_quiet += in_quiet;
+        self.in_recovery += in_recovery;
+        self.in_life_change += in_life_change;
+        self.in_label_or_stop += in_label_or_stop;
+        self.open_visible += open_visible;
+        self.lost_volatile += lost_volatile;
+    }
+}
+
+/// What a trial that went well has done.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Counts of many things.
+    pub counts: Counts,
+    /// The print of every image that a power cut left: as many different ones as there are numbers.
+    pub prints: Vec<u64>,
+}
+
+/// What a trial has found.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Its seed.
+    pub seed: u64,
+    /// What is wrong.
+    pub what: String,
+    /// What happened before.
+    pub story: Story,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}\n{}\nrepeat with: {}",
+            self.story.last(60),
+            self.what,
+            repeat_with(self.seed)
+        )
+    }
+}
+
+/// The line that repeats a trial.
+pub fn repeat_with(seed: u64) -> String {
+    format!("SEED={seed:#x} cargo test --features sim --test crash -- one_seed --nocapture")
+}
+
+/// Prints the line that repeats a trial, and its story, if the engine panics in it.
+struct OnPanic {
+    seed: u64,
+    story: Story,
+}
+
+impl Drop for OnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "{}\nrepeat with: {}",
+                self.story.last(60),
+                repeat_with(self.seed)
+            );
+        }
+    }
+}
+
+/// Runs one trial.
+///
+/// # Errors
+/// If the contract was broken.
+pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
+    let story = Story::default();
+    let _guard = OnPanic {
+        seed,
+        story: story.clone(),
+    };
+    let mut random = Random::new(seed);
+    let scenario = Rc::new(Scenario::draw(&mut random));
+    story.note(
+        Duration::ZERO,
+        format!(
+            "{:?} caches {:?} block {} {:?}",
+            scenario.geometry.shape, scenario.caches, scenario.block, scenario.settings
+        ),
+    );
+    let client = Client::new(&scenario, random.split());
+    let trial = Trial {
+        options: *options,
+        scenario,
+        client,
+        random,
+        story: story.clone(),
+        outcome: Outcome::default(),
+    };
+    trial.run().map_err(|what| Failure { seed, what, story })
+}
+
+/// Why a trial ends: the contract was broken, and how.
+type Broken = String;
+
+struct Trial {
+    options: Options,
+    scenario: Rc<Scenario>,
+    client: Client,
+    random: Random,
+    story: Story,
+    outcome: Outcome,
+}
+
+/// How a life ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum EndOfLife {
+    PowerCut,
+    Kill,
+    Handover,
+    Stop,
+}
+
+impl Trial {
+    fn run(mut self) -> Result<Outcome, Broken> {
+        let disks = self.scenario.disks();
+        for disk in &disks {
+            disk.set_honesty(self.options.honesty);
+        }
+        let disks = self.label(disks)?;
+        let (mut world, _) = self.come_up(disks, 150)?;
+        for _ in 0..self.random.between(1, self.options.lives) {
+            self.outcome.counts.lives += 1;
+            self.serve(&mut world)?;
+            world = self.end_life(world)?;
+        }
+        let counts = &mut self.outcome.counts;
+        counts.answered += self.client.answered.iter().sum::<u64>();
+        counts.zeroes += self.client.answered[3..].iter().sum::<u64>();
+        counts.overlaps += self.client.overlaps;
+        Ok(self.outcome)
+    }
+
+    /// Labels; sometimes the power goes meanwhile, and label is run again.
+    fn label(&mut self, disks: Vec<SimDisk>) -> Result<Vec<SimDisk>, Broken> {
+        let mut disks = disks;
+        while self.random.chance(100) {
+            let fuse = Fuse::after(self.random.skewed(48) - 1);
+            match label_array(&self.scenario, &disks, &fuse) {
+                Ok(()) => return Ok(disks),
+                Err(StartError::PowerCut) => {
+                    self.outcome.counts.in_label_or_stop += 1;
+                    disks = cut::cut(&disks, &mut self.random);
+                }
+                Err(StartError::Refused(why)) => return Err(format!("label {why}")),
+            }
+        }
+        label_array(&self.scenario, &disks, &Fuse::never()).map_err(|error| error.to_string())?;
+        Ok(disks)
+    }
+
+    /// Brings disks up, with up to three power cuts inside the recovery; whether there were any.
+    fn come_up(&mut self, disks: Vec<SimDisk>, cut_permille: u64) -> Result<(World, bool), Broken> {
+        let mut disks = disks;
+        let mut cuts = 0;
+        loop {
+            let fuse = if cuts < 3 && self.random.chance(cut_permille) {
+                Fuse::after(self.random.skewed(64) - 1)
+            } else {
+                Fuse::never()
+            };
+            let kept = disks.clone();
+            let random = self.random.split();
+            match World::start(&self.scenario, disks, &fuse, &self.story, random) {
+                Ok(world) => return Ok((world, cuts > 0)),
+                Err(StartError::PowerCut) => {
+                    cuts += 1;
+                    self.outcome.counts.in_recovery += 1;
+                    let superblock = kept
+                        .iter()
+                        .flat_map(SimDisk::at_risk)
+                        .any(|write| write.zone == Zone::Superblock && write.completed.is_none());
+                    self.outcome.counts.in_life_change += u64::from(superblock);
+                    disks = cut::cut(&kept, &mut self.random);
+                    self.outcome.prints.push(cut::print(&disks));
+                    self.story.note(
+                        Duration::ZERO,
+                        format!(
+                            "power cut in recovery after {} operations",
+                            fuse.operations()
+                        ),
+                    );
+                }
+                Err(StartError::Refused(why)) => return Err(format!("start {why}")),
+            }
+        }
+    }
+
+    /// Serves one life's requests, with crashes tried on forks.
+    fn serve(&mut self, world: &mut World) -> Result<(), Broken> {
+        let quota = self.client.given() + self.random.between(1, self.options.requests);
+        // A request takes a handful of steps.
+        let permille = (self.options.probes * 1000 / (self.options.requests * 5)).max(1);
+        let limit = self.client.given() * 1000 + 1_000_000;
+        let mut steps = 0;
+        while self.client.given() < quota {
+            self.step(world)?;
+            let falls = world.in_flight();
+            let boost = if falls.anchor || falls.home { 3 } else { 1 };
+            if self.random.chance(permille * boost) {
+                self.probe(world)?;
+            }
+            steps += 1;
+            if steps > limit {
+                return Err("the engine makes no progress".to_owned());
+            }
+        }
+        self.count_life(world);
+        Ok(())
+    }
+
+    fn count_life(&mut self, world: &World) {
+        let counts = world.engine().counters();
+        self.outcome.counts.rounds += counts.rounds;
+        self.outcome.counts.stalls += counts.stalls;
+        self.outcome.counts.wraps += counts.ring_bytes / world.engine().ring_size();
+    }
+
+    /// One request, or one event.
+    fn step(&mut self, world: &mut World) -> Result<(), Broken> {
+        let can_send = !self.client.is_busy(world);
+        let due = self.client.next_at();
+        let before_next_end = world.next_end().is_none_or(|end| due <= end);
+        if can_send && due <= world.now() {
+            // A burst reaches the engine in one turn.
+            self.client.send(world);
+            while self.random.chance(500) && !self.client.is_busy(world) {
+                self.client.send(world);
+            }
+            let replies = world.turn();
+            self.take(world, replies)?;
+        } else {
+            let until = if can_send && before_next_end {
+                due
+            } else {
+                world.now() + Duration::from_millis(50)
+            };
+            let replies = self.pass_time(world, until);
+            self.take(world, replies)?;
+        }
+        if world.engine().condition() != Condition::Ok {
+            return Err(format!("the engine is {:?}", world.engine().condition()));
+        }
+        // The contract's interval, and a second for the flush itself.
+        let settings = &self.scenario.settings;
+        if settings.commit == Commit::Flush {
+            let allowed = settings.commit_interval + Duration::from_secs(1);
+            if let Some(moment) = world.now().checked_sub(allowed) {
+                self.client.aged(moment);
+            }
+        }
+        Ok(())
+    }
+
+    /// The client takes its answers.
+    fn take(&mut self, world: &World, replies: Vec<Reply>) -> Result<(), Broken> {
+        self.client
+            .take(world.now(), replies)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Time passes up to `until`, in small pieces, or up to the next end of an operation.
+    fn pass_time(&mut self, world: &mut World, until: Duration) -> Vec<Reply> {
+        let piece = Duration::from_micros(self.random.skewed(100_000));
+        world.step(until.min(world.now() + piece))
+    }
+
+    /// Tries one crash on a fork of the disks.
+    fn probe(&mut self, world: &World) -> Result<(), Broken> {
+        let falls = world.in_flight();
+        self.count_falls(falls);
+        let (disks, crash) = if self.random.chance(850) {
+            let disks = cut::cut(world.disks(), &mut self.random);
+            self.outcome.prints.push(cut::print(&disks));
+            (disks, Crash::Power)
+        } else {
+            let disks = SimDisk::fork(world.disks());
+            fence(&disks, &mut self.random);
+            (disks, Crash::Process)
+        };
+        // What happens on a fork is no part of the history, unless it fails.
+        let mark = self.story.mark();
+        self.probe_fork(disks, crash, world.now())?;
+        self.story.forget_since(mark);
+        Ok(())
+    }
+
+    fn count_falls(&mut self, falls: InFlight) {
+        let counts = &mut self.outcome.counts;
+        counts.in_record += u64::from(falls.ring);
+        counts.in_flush += u64::from(falls.flush);
+        counts.in_anchor += u64::from(falls.anchor);
+        counts.in_replay += u64::from(falls.home);
+        counts.in_quiet += u64::from(falls == InFlight::default());
+    }
+
+    fn probe_fork(
+        &mut self,
+        disks: Vec<SimDisk>,
+        crash: Crash,
+        now: Duration,
+    ) -> Result<(), Broken> {
+        self.story.note(now, format!("crash tried here: {crash:?}"));
+        let (mut world, image) = self.recover(disks, crash)?;
+        match self.random.below(8) {
+            0 => self.recover_again(world, &image),
+            1 => self.stop_and_compare(world, &image),
+            2 => {
+                // Replay goes on a while, and is cut.
+                let until = world.now() + Duration::from_micros(self.random.skewed(4_000_000));
+                let mut turns = self.random.skewed(400);
+                while world.now() < until && turns > 0 {
+                    let replies = self.pass_time(&mut world, until);
+                    assert!(replies.is_empty(), "nothing was asked");
+                    turns -= 1;
+                }
+                self.recover_again(world, &image)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings crashed disks up, reads them and judges what they show.
+    fn recover(
+        &mut self,
+        disks: Vec<SimDisk>,
+        crash: Crash,
+    ) -> Result<(World, Vec<Version>), Broken> {
+        let (mut world, cut_inside) = self.come_up(disks, 250)?;
+        let image = world.read_all().map_err(|error| error.to_string())?;
+        // A power cut before recovery has flushed takes what the dead program had not.
+        let crash = if cut_inside { Crash::Power } else { crash };
+        let explained = self
+            .client
+            .judge(&image, crash)
+            .map_err(|violation| format!("after {crash:?} crash: {violation}"))?;
+        let counts = &mut self.outcome.counts;
+        match crash {
+            Crash::Power => counts.power_cuts += 1,
+            Crash::Process => counts.process_crashes += 1,
+        }
+        counts.open_visible += u64::from(explained.open_visible > 0);
+        counts.lost_volatile += u64::from(explained.prefix < self.client.history.answered());
+        Ok((world, image))
+    }
+
+    /// C-REP-4: what one recovery has shown, the next one shows.
+    fn recover_again(&mut self, world: World, image: &[Version]) -> Result<(), Broken> {
+        let disks = cut::cut(world.disks(), &mut self.random);
+        self.outcome.prints.push(cut::print(&disks));
+        let (mut world, _) = self.come_up(disks, 250)?;
+        self.outcome.counts.power_cuts += 1;
+        let again = world.read_all().map_err(|error| error.to_string())?;
+        same(image, &again, "the second recovery shows")
+    }
+
+    /// C-LIF-1: after a stop everything is at home.
+    fn stop_and_compare(&mut self, world: World, image: &[Version]) -> Result<(), Broken> {
+        let disks = self.stop(world, image)?;
+        let home = World::read_home(&self.scenario, &disks).map_err(|error| error.to_string())?;
+        same(image, &home, "after a stop, home holds")
+    }
+
+    /// Stops; sometimes the power goes in the last steps of it, and the array is brought up and stopped
+    /// again.
+    fn stop(&mut self, world: World, image: &[Version]) -> Result<Vec<SimDisk>, Broken> {
+        let mut world = world;
+        loop {
+            self.close(&mut world, Close::Stop)?;
+            let fuse = if self.random.chance(200) {
+                Fuse::after(self.random.skewed(32) - 1)
+            } else {
+                Fuse::never()
+            };
+            match world.close(Close::Stop, &fuse) {
+                Ok(disks) => return Ok(disks),
+                Err((disks, StartError::PowerCut)) => {
+                    self.outcome.counts.in_label_or_stop += 1;
+                    let disks = cut::cut(&disks, &mut self.random);
+                    self.outcome.prints.push(cut::print(&disks));
+                    (world, _) = self.come_up(disks, 250)?;
+                    let again = world.read_all().map_err(|error| error.to_string())?;
+                    same(image, &again, "after a cut in the last steps of a stop")?;
+                }
+                Err((_, StartError::Refused(why))) => return Err(format!("stop {why}")),
+            }
+        }
+    }
+
+    /// Lets the engine end; the client's last answers are taken.
+    fn close(&mut self, world: &mut World, how: Close) -> Result<(), Broken> {
+        world.begin_close(how);
+        let mut steps = 0;
+        while !world.is_closed() {
+            let until = world.now() + Duration::from_millis(50);
+            let replies = self.pass_time(world, until);
+            self.take(world, replies)?;
+            steps += 1;
+            if steps > 1_000_000 {
+                let engine = world.engine();
+                return Err(format!(
+                    "the engine does not end: {how:?}, answered {}, durable {}, home {}, in flight {}, waiting {}",
+                    engine.acked_seq(),
+                    engine.durable_seq(),
+                    engine.home_seq(),
+                    world.next_end().is_some(),
+                    engine.requests_pending()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a life for good and begins the next.
+    fn end_life(&mut self, mut world: World) -> Result<World, Broken> {
+        let how = *self.random.pick(&[
+            EndOfLife::PowerCut,
+            EndOfLife::PowerCut,
+            EndOfLife::PowerCut,
+            EndOfLife::Kill,
+            EndOfLife::Kill,
+            EndOfLife::Handover,
+            EndOfLife::Stop,
+        ]);
+        self.story
+            .note(world.now(), format!("end of life: {how:?}"));
+        match how {
+            EndOfLife::PowerCut => {
+                self.count_falls(world.in_flight());
+                let disks = cut::cut(world.disks(), &mut self.random);
+                self.outcome.prints.push(cut::print(&disks));
+                drop(world);
+                let (world, image) = self.recover(disks, Crash::Power)?;
+                self.client.begin_life(image);
+                Ok(world)
+            }
+            EndOfLife::Kill => {
+                let disks = world.kill(&mut self.random);
+                self.take_over(disks)
+            }
+            EndOfLife::Handover => {
+                self.close(&mut world, Close::Handover)?;
+                let disks = world
+                    .close(Close::Handover, &Fuse::never())
+                    .map_err(|(_, error)| error.to_string())?;
+                self.take_over(disks)
+            }
+            EndOfLife::Stop => {
+                self.drain(&mut world)?;
+                let image = self.client.history.newest_image();
+                let disks = self.stop(world, &image)?;
+                let home =
+                    World::read_home(&self.scenario, &disks).map_err(|error| error.to_string())?;
+                same(&image, &home, "after a stop, home holds")?;
+                let (mut world, _) = self.come_up(disks, 150)?;
+                let again = world.read_all().map_err(|error| error.to_string())?;
+                same(&image, &again, "after a stop and a start the device shows")?;
+                self.client.begin_life(image);
+                Ok(world)
+            }
+        }
+    }
+
+    /// Every request is answered.
+    fn drain(&mut self, world: &mut World) -> Result<(), Broken> {
+        let mut steps = 0;
+        while self.client.waiting() > 0 {
+            let until = world.now() + Duration::from_millis(50);
+            let replies = self.pass_time(world, until);
+            self.take(world, replies)?;
+            steps += 1;
+            if steps > 1_000_000 {
+                return Err("requests are never answered".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Another program goes on with a live device: nothing that was answered is lost, and what was not
+    /// is issued again.
+    fn take_over(&mut self, disks: Vec<SimDisk>) -> Result<World, Broken> {
+        let (mut world, image) = self.recover(disks, Crash::Process)?;
+        let mut again = self.client.begin_life(image);
+        while !again.is_empty() {
+            let (request, version) = again.swap_remove(self.random.index(again.len()));
+            self.client.issue_again(&mut world, request, version);
+        }
+        let replies = world.turn();
+        self.take(&world, replies)?;
+        Ok(world)
+    }
+}
+
+fn same(expected: &[Version], found: &[Version], what: &str) -> Result<(), Broken> {
+    for (sector, (expected, found)) in expected.iter().zip(found).enumerate() {
+        if expected != found {
+            return Err(format!("{what} {found} in sector {sector}, not {expected}"));
+        }
+    }
+    assert_eq!(to_u64(expected.len()), to_u64(found.len()));
+    Ok(())
+}
