@@ -769,7 +769,7 @@ mod tests {
                 }];
                 bench.ring.read(0, FileSlot(n), 0, &segments, &bench.tags);
                 assert_eq!(bench.complete(), (Owner::Operation(0), 512));
-                assert_eq!(bench.arena.bytes()[..512], [n; 512]);
+                assert_eq!(bench.arena.as_slice()[..512], [n; 512]);
             }
         });
     }
