@@ -43,7 +43,7 @@ struct Record {
     sectors: U32,
     counter: U64,
     lba: U64,
-    /// The machine's monotonic clock, in nanoseconds: for people, the check does not look at it.
+    /// The machine's clock, in nanoseconds since 1970: for people, the check does not look at it.
     time: U64,
     /// The record's number, so that none is missing and none is old.
     number: U32,
