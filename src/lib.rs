@@ -1,8 +1,10 @@
 //! ujournal puts a journal under any filesystem, at the block layer. See `ARCHITECTURE.md`.
 
 pub mod array;
+pub mod cli;
 pub mod config;
 pub mod control;
+pub mod daemon;
 pub mod disk;
 #[cfg(feature = "drive")]
 pub mod drive;

@@ -5,9 +5,9 @@ use super::label::Force;
 use super::open::{open, open_parts};
 use crate::config::Config;
 use crate::control::progress::ProgressSink;
-use crate::disk::part::Access;
 use crate::disk::Disk;
 use crate::disk::buffer::AlignedBuffer;
+use crate::disk::part::Access;
 use crate::journal::FRAME_LEN;
 use crate::journal::assemble::read_copies;
 use crate::journal::geometry::superblock_places;
@@ -29,7 +29,10 @@ pub fn clear(config: &Config, force: Force, progress: &ProgressSink) -> Result<(
                 config.name
             )));
         }
-        return opened.set.erase_superblocks().map_err(|error| from_disk(&error));
+        return opened
+            .set
+            .erase_superblocks()
+            .map_err(|error| from_disk(&error));
     }
     for mut part in open_parts(config, Access::ReadWrite, progress)? {
         erase(&mut part).map_err(|error| from_disk(&error))?;

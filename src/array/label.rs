@@ -4,8 +4,8 @@
 //! 2. The ring of a journal file is filled with zeroes: unwritten extents would make every record slow.
 //! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
 
-use super::open::{open_parts, placement_of};
 use super::from_disk;
+use super::open::{open_parts, placement_of};
 use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
@@ -72,17 +72,29 @@ pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<L
         shape,
         block_size: config.device.block_size.bytes(),
     };
-    let disks = parts.into_iter().map(|part| Box::new(part) as Box<dyn Disk>).collect();
+    let disks = parts
+        .into_iter()
+        .map(|part| Box::new(part) as Box<dyn Disk>)
+        .collect();
     crate::journal::assemble::label(disks, &wanted).map_err(|error| match error {
         LabelError::Shape(error) => Failure::refused(sentence(&error)),
         LabelError::Disk(error) => from_disk(&error),
     })?;
-    Ok(Labelled { name: wanted.name, uuid, size: geometry.data.size(), ring: geometry.ring.size() })
+    Ok(Labelled {
+        name: wanted.name,
+        uuid,
+        size: geometry.data.size(),
+        ring: geometry.ring.size(),
+    })
 }
 
 fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
     let members = config.data.members.len();
-    let member_size = parts[..members].iter().map(Disk::size).min().expect("an array has a member");
+    let member_size = parts[..members]
+        .iter()
+        .map(Disk::size)
+        .min()
+        .expect("an array has a member");
     let (placement, journal_size) = match &config.journal {
         Journal::Attached { size, placement } => (placement_of(*placement), *size),
         Journal::Detached { size, .. } => {
@@ -98,7 +110,13 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
         }
     };
     let members = u8::try_from(members).expect("at most 32 members");
-    Ok(Shape { members, chunk: config.data.chunk, member_size, placement, journal_size })
+    Ok(Shape {
+        members,
+        chunk: config.data.chunk,
+        member_size,
+        placement,
+        journal_size,
+    })
 }
 
 /// A member must be able to write every block of the device; the journal is written in frames.
@@ -123,7 +141,9 @@ fn check_blank(config: &Config, part: &mut Part, force: Force) -> Result<(), Fai
     for copy in &copies {
         match copy {
             Ok(sb) if force == Force::No => check_superblock(config, &path, sb)?,
-            Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_)) if force == Force::No => {
+            Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_))
+                if force == Force::No =>
+            {
                 return Err(Failure::refused(format!(
                     "{path}: carries an array of a newer version of ujournal; label --force overwrites it"
                 )));
@@ -147,7 +167,9 @@ fn check_superblock(config: &Config, path: &str, sb: &Superblock) -> Result<(), 
     let state = match (sb.phase, sb.cleanliness) {
         (Phase::Forming, _) => "whose label was interrupted",
         (Phase::Ready, Cleanliness::Clean) => "which was stopped cleanly",
-        (Phase::Ready, Cleanliness::Dirty) => "which was NOT stopped cleanly: its journal may be needed",
+        (Phase::Ready, Cleanliness::Dirty) => {
+            "which was NOT stopped cleanly: its journal may be needed"
+        }
     };
     Err(Failure::refused(format!(
         "{path}: is {} of the ujournal array {} ({}), {state}; label --force overwrites it",
@@ -156,7 +178,11 @@ fn check_superblock(config: &Config, path: &str, sb: &Superblock) -> Result<(), 
 }
 
 /// Writes zeroes over the ring where it lies in files. It also finds out whether there is space for it.
-fn fill_journal_file(parts: &mut [Part], geometry: &Geometry, progress: &ProgressSink) -> Result<(), Failure> {
+fn fill_journal_file(
+    parts: &mut [Part],
+    geometry: &Geometry,
+    progress: &ProgressSink,
+) -> Result<(), Failure> {
     let runs: Vec<_> = geometry.ring.runs(0, geometry.ring.size()).collect();
     let total: u64 = runs.iter().map(|run| run.len).sum();
     let mut before = 0;

@@ -12,6 +12,7 @@
 
 pub mod clear;
 
+pub mod inspect;
 pub mod label;
 pub mod open;
 pub mod settings;
@@ -26,14 +27,23 @@ use crate::outcome::{Exit, Failure, sentence};
 
 /// A failure of exit code `exit` that says what `error` and its causes say.
 fn failure(exit: Exit, error: &(dyn std::error::Error + 'static)) -> Failure {
-    Failure { exit, message: sentence(error) }
+    Failure {
+        exit,
+        message: sentence(error),
+    }
 }
 
 /// What stands on or under a path keeps us from using it, or the machine does.
 pub(crate) fn from_part(error: &PartError) -> Failure {
     let exit = match error {
         PartError::Inspect { .. } | PartError::Open { .. } => Exit::Failed,
-        _ => Exit::Refused,
+        PartError::Missing { .. }
+        | PartError::NotAPart { .. }
+        | PartError::NoDirectIo { .. }
+        | PartError::BlockSize { .. }
+        | PartError::Replaced { .. }
+        | PartError::Lock { .. }
+        | PartError::InUse(_) => Exit::Refused,
     };
     failure(exit, error)
 }
@@ -44,9 +54,10 @@ pub(crate) fn from_disk(error: &DiskError) -> Failure {
 
 pub(crate) fn from_assemble(error: &AssembleError) -> Failure {
     use crate::journal::assemble::PartError;
-    let exit = match error {
-        AssembleError::Part(PartError::Disk(_)) => Exit::Failed,
-        _ => Exit::Refused,
+    let exit = if matches!(error, AssembleError::Part(PartError::Disk(_))) {
+        Exit::Failed
+    } else {
+        Exit::Refused
     };
     failure(exit, error)
 }

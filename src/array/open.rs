@@ -3,6 +3,7 @@
 use super::{from_assemble, from_part};
 use crate::config::{Config, Journal, Placement as ConfigPlacement};
 use crate::control::progress::{Progress, ProgressSink, Stage};
+use crate::disk::Disk;
 use crate::disk::alias::{self, Place};
 use crate::disk::error::PartError;
 use crate::disk::identity::Located;
@@ -10,7 +11,6 @@ use crate::disk::kernel::Kernel;
 use crate::disk::limits::PartLimits;
 use crate::disk::lock;
 use crate::disk::part::{Access, Part};
-use crate::disk::Disk;
 use crate::journal::assemble::{Set, assemble};
 use crate::journal::geometry::Placement;
 use crate::outcome::{Failure, sentence};
@@ -47,7 +47,8 @@ pub fn locate(config: &Config) -> Result<Vec<Located>, Failure> {
         .map(|path| Located::find(path).map_err(|error| from_part(&error)))
         .collect::<Result<Vec<_>, Failure>>()?;
     let places: Vec<_> = located.iter().map(Place::whole).collect();
-    alias::check(&Kernel::running(), &places).map_err(|overlap| Failure::refused(sentence(&overlap)))?;
+    alias::check(&Kernel::running(), &places)
+        .map_err(|overlap| Failure::refused(sentence(&overlap)))?;
     Ok(located)
 }
 
@@ -55,14 +56,22 @@ pub fn locate(config: &Config) -> Result<Vec<Located>, Failure> {
 ///
 /// # Errors
 /// If one still is not.
-pub fn wait_for_parts(config: &Config, wait: Duration, progress: &ProgressSink) -> Result<(), Failure> {
+pub fn wait_for_parts(
+    config: &Config,
+    wait: Duration,
+    progress: &ProgressSink,
+) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
-        let missing = paths(config).into_iter().find_map(|path| match Located::find(path) {
-            Err(error @ PartError::Missing { .. }) => Some((path, error)),
-            Ok(_) | Err(_) => None,
-        });
-        let Some((path, error)) = missing else { return Ok(()) };
+        let missing = paths(config)
+            .into_iter()
+            .find_map(|path| match Located::find(path) {
+                Err(error @ PartError::Missing { .. }) => Some((path, error)),
+                Ok(_) | Err(_) => None,
+            });
+        let Some((path, error)) = missing else {
+            return Ok(());
+        };
         let waited = began.elapsed();
         if waited >= wait {
             return Err(from_part(&error));
@@ -78,16 +87,27 @@ pub fn wait_for_parts(config: &Config, wait: Duration, progress: &ProgressSink) 
 ///
 /// # Errors
 /// If one cannot be opened, or somebody else has it.
-pub fn open_parts(config: &Config, access: Access, progress: &ProgressSink) -> Result<Vec<Part>, Failure> {
+pub fn open_parts(
+    config: &Config,
+    access: Access,
+    progress: &ProgressSink,
+) -> Result<Vec<Part>, Failure> {
     locate(config)?;
     let mut report = |waiting: lock::Waiting<'_>| {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let step = Progress::new(Stage::Wait, millis(waiting.waited), millis(waiting.patience));
+        let step = Progress::new(
+            Stage::Wait,
+            millis(waiting.waited),
+            millis(waiting.patience),
+        );
         progress.report(step.of_part(waiting.path.display().to_string()));
     };
     paths(config)
         .into_iter()
-        .map(|path| Part::open_patiently(path, access, lock::PATIENCE, &mut report).map_err(|e| from_part(&e)))
+        .map(|path| {
+            Part::open_patiently(path, access, lock::PATIENCE, &mut report)
+                .map_err(|e| from_part(&e))
+        })
         .collect()
 }
 
@@ -101,24 +121,41 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
     let mut by_name = Vec::with_capacity(parts.len());
     for part in &parts {
         let file = part.as_fd().try_clone_to_owned().map_err(|error| {
-            Failure::failed(format!("{}: cannot duplicate its descriptor: {error}", part.path().display()))
+            Failure::failed(format!(
+                "{}: cannot duplicate its descriptor: {error}",
+                part.path().display()
+            ))
         })?;
-        by_name.push((part.name(), Some(file), *part.limits(), part.path().to_owned()));
+        by_name.push((
+            part.name(),
+            Some(file),
+            *part.limits(),
+            part.path().to_owned(),
+        ));
     }
-    let disks = parts.into_iter().map(|part| Box::new(part) as Box<dyn Disk>).collect();
+    let disks = parts
+        .into_iter()
+        .map(|part| Box::new(part) as Box<dyn Disk>)
+        .collect();
     let set = assemble(disks).map_err(|error| from_assemble(&error))?;
     check_agrees(config, &set)?;
 
     let (mut files, mut limits, mut paths) = (Vec::new(), Vec::new(), Vec::new());
     for disk in &set.disks {
         let name = disk.name();
-        let entry = by_name.iter_mut().find(|(other, file, ..)| *other == name && file.is_some());
+        let entry = by_name
+            .iter_mut()
+            .find(|(other, file, ..)| *other == name && file.is_some());
         let (_, file, limit, path) = entry.expect("every disk of the set is one of the parts");
         files.extend(file.take());
         limits.push(*limit);
         paths.push(path.clone());
     }
-    for (index, limit) in limits.iter().enumerate().take(usize::from(set.geometry.shape.members)) {
+    for (index, limit) in limits
+        .iter()
+        .enumerate()
+        .take(usize::from(set.geometry.shape.members))
+    {
         let block = u64::from(set.superblocks[index].block_size);
         if limit.block_size > block {
             return Err(Failure::refused(format!(
@@ -128,7 +165,12 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
             )));
         }
     }
-    Ok(Opened { set, files, limits, paths })
+    Ok(Opened {
+        set,
+        files,
+        limits,
+        paths,
+    })
 }
 
 /// Refuses if a key that was fixed at label time says something else now.
@@ -145,13 +187,21 @@ fn check_agrees(config: &Config, set: &Set) -> Result<(), Failure> {
         return differs("name", &config.name, &sb.name);
     }
     if config.data.members.len() != usize::from(shape.members) {
-        return differs("the number of data.members", &config.data.members.len(), &shape.members);
+        return differs(
+            "the number of data.members",
+            &config.data.members.len(),
+            &shape.members,
+        );
     }
     if config.data.chunk != shape.chunk {
         return differs("data.chunk in bytes", &config.data.chunk, &shape.chunk);
     }
     if config.device.block_size.bytes() != sb.block_size {
-        return differs("device.block_size", &config.device.block_size.bytes(), &sb.block_size);
+        return differs(
+            "device.block_size",
+            &config.device.block_size.bytes(),
+            &sb.block_size,
+        );
     }
     let (placement, size) = match &config.journal {
         Journal::Detached { size, .. } => (Placement::Detached, *size),
@@ -176,4 +226,3 @@ pub(super) fn placement_of(placement: ConfigPlacement) -> Placement {
         ConfigPlacement::End => Placement::End,
     }
 }
-

@@ -31,7 +31,13 @@ pub fn commit_of(sync: SyncMode) -> Commit {
 }
 
 /// The settings of an engine. `memory` is the machine's, in bytes.
-pub fn settings(config: &Config, geometry: &Geometry, disks: &[DiskLimits], requests: Requests, memory: u64) -> Settings {
+pub fn settings(
+    config: &Config,
+    geometry: &Geometry,
+    disks: &[DiskLimits],
+    requests: Requests,
+    memory: u64,
+) -> Settings {
     let ring_size = geometry.ring.size();
     let record = record_max(ring_size);
     let segment = segment(record);
@@ -41,7 +47,10 @@ pub fn settings(config: &Config, geometry: &Geometry, disks: &[DiskLimits], requ
         Size::Auto => WINDOW_AUTO.min(round_down(memory / 8, MIB)),
     }
     .max(window_min);
-    let rotating = disks[..usize::from(geometry.shape.members)].iter().filter(|disk| disk.rotational).count();
+    let rotating = disks[..usize::from(geometry.shape.members)]
+        .iter()
+        .filter(|disk| disk.rotational)
+        .count();
     let round = match config.replay.round {
         Size::Bytes(bytes) => bytes,
         Size::Auto => (window / 4).max(ROUND_PER_ROTATING_MEMBER * crate::units::to_u64(rotating)),
@@ -64,7 +73,9 @@ pub fn settings(config: &Config, geometry: &Geometry, disks: &[DiskLimits], requ
         ..Settings::new(parts)
     };
     let least = settings.ios_kept(ring_size) + 2 * settings.ios_for_a_read() + settings.home_writes;
-    settings.ios = settings.ios.max(u16::try_from(least).expect("33 parts need some thousands at most"));
+    settings.ios = settings
+        .ios
+        .max(u16::try_from(least).expect("33 parts need some thousands at most"));
     settings
 }
 
@@ -72,7 +83,11 @@ pub fn settings(config: &Config, geometry: &Geometry, disks: &[DiskLimits], requ
 /// otherwise meet in one.
 fn segment(record: u64) -> u64 {
     let most = (2 * record).min(MIB);
-    if most.is_power_of_two() { most } else { most.next_power_of_two() / 2 }
+    if most.is_power_of_two() {
+        most
+    } else {
+        most.next_power_of_two() / 2
+    }
 }
 
 fn limits(disk: &DiskLimits) -> PartLimits {
@@ -80,14 +95,15 @@ fn limits(disk: &DiskLimits) -> PartLimits {
         io_max: disk.max_io_bytes,
         segments_max: to_usize(disk.max_segments).max(1),
         zeroes: disk.zeroes_without_writing,
-        sync_flushes_all: disk.dsync_flushes_earlier_writes && disk.write_cache == WriteCache::WriteBack,
+        sync_flushes_all: disk.dsync_flushes_earlier_writes
+            && disk.write_cache == WriteCache::WriteBack,
     }
 }
 
 /// Bytes of the machine's memory.
 pub fn machine_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::try_from(info.totalram).unwrap_or(u64::MAX).saturating_mul(info.mem_unit.into())
+    info.totalram.saturating_mul(info.mem_unit.into())
 }
 
 /// Whether any of the given parts is rotating.

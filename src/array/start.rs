@@ -10,12 +10,12 @@ use super::{from_disk, from_recovery};
 use crate::config::Config;
 use crate::control::port::RingCommands;
 use crate::control::progress::ProgressSink;
-use crate::control::status::{Difference, DeviceStatus, Facts, PartStatus, Recovery, StartKind};
+use crate::control::status::{DeviceStatus, Difference, Facts, PartStatus, Recovery, StartKind};
 use crate::disk::buffer::Residency;
 use crate::disk::part::Access;
+use crate::engine::Engine;
 use crate::engine::recovery::{self, Report};
 use crate::engine::settings::Commit;
-use crate::engine::Engine;
 use crate::journal::assemble::Set;
 use crate::journal::geometry::{Geometry, ring_size_min};
 use crate::journal::record::RecordError;
@@ -28,7 +28,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 /// The largest discard or write-zeroes, and what they are aligned to.
-const ZEROING: Zeroing = Zeroing { granularity: 4096, discard_max: 1 << 30, write_zeroes_max: 1 << 30 };
+const ZEROING: Zeroing = Zeroing {
+    granularity: 4096,
+    discard_max: 1 << 30,
+    write_zeroes_max: 1 << 30,
+};
 
 /// Read-ahead: at least this on rotating members, and never more than that.
 const READ_AHEAD_ROTATING_KIB: u64 = 4096;
@@ -69,12 +73,20 @@ pub fn bring_up(
     // Whether there is a driver at all is known before anything is touched.
     find().map_err(|error| Failure::failed(sentence(&error)))?;
     wait_for_parts(config, options.wait, progress)?;
-    let Opened { mut set, files, limits, paths } = open(config, Access::ReadWrite, progress)?;
+    let Opened {
+        mut set,
+        files,
+        limits,
+        paths,
+    } = open(config, Access::ReadWrite, progress)?;
     let ring_size = set.geometry.ring.size();
     let uuid = set.journal().uuid;
 
     let live = find_ours(&set)?;
-    let takeover = live.as_ref().map(|found| Device::recover(found.id)).transpose();
+    let takeover = live
+        .as_ref()
+        .map(|found| Device::recover(found.id))
+        .transpose();
     let takeover = takeover.map_err(|error| Failure::failed(sentence(&error)))?;
     // What the live device says wins over the file until the next clean start.
     let requests = match &takeover {
@@ -103,10 +115,16 @@ pub fn bring_up(
 
     let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
     let (depth, operations, window) = (settings.queue_depth, settings.ios, settings.window);
-    let (recovered, report) =
-        recovery::open(&mut set, settings.extents, settings.round).map_err(|error| from_recovery(&error))?;
-    let engine = Engine::new(settings, set.geometry.clone(), uuid, recovered, Residency::Locked)
-        .map_err(|error| Failure::failed(sentence(&error)))?;
+    let (recovered, report) = recovery::open(&mut set, settings.extents, settings.round)
+        .map_err(|error| from_recovery(&error))?;
+    let engine = Engine::new(
+        settings,
+        set.geometry.clone(),
+        uuid,
+        recovered,
+        Residency::Locked,
+    )
+    .map_err(|error| Failure::failed(sentence(&error)))?;
     let server = ArrayServer::new(engine, files, commands, depth, operations);
 
     let kind = match (&takeover, report.was_clean) {
@@ -116,14 +134,19 @@ pub fn bring_up(
     };
     let device = match takeover {
         Some(device) => device,
-        None => Device::create(&parameters(config, &set, &limits)).map_err(|error| Failure::failed(sentence(&error)))?,
+        None => Device::create(&parameters(config, &set, &limits))
+            .map_err(|error| Failure::failed(sentence(&error)))?,
     };
     let differs = differences(config, device.parameters());
     let id = device.id();
-    let serving = device.serve(server, ended).map_err(|error| Failure::failed(sentence(&error)))?;
+    let serving = device
+        .serve(server, ended)
+        .map_err(|error| Failure::failed(sentence(&error)))?;
     let media = device_is_rotating(&set, &limits);
     serving
-        .start(&Tuning { read_ahead_kib: read_ahead(&set.geometry, media) })
+        .start(&Tuning {
+            read_ahead_kib: read_ahead(&set.geometry, media),
+        })
         .map_err(|error| Failure::failed(sentence(&error)))?;
 
     let recovery = describe(&set, &report, kind, began.elapsed());
@@ -154,7 +177,10 @@ pub fn bring_up(
             .superblocks
             .iter()
             .zip(paths)
-            .map(|(sb, path)| PartStatus { role: sb.role.to_string(), path })
+            .map(|(sb, path)| PartStatus {
+                role: sb.role.to_string(),
+                path,
+            })
             .collect(),
         journal_size: ring_size,
         extents_limit: config.memory.extents,
@@ -162,7 +188,11 @@ pub fn bring_up(
         recovery: Some(recovery),
         differs,
     };
-    Ok(Running { serving, set, facts })
+    Ok(Running {
+        serving,
+        set,
+        facts,
+    })
 }
 
 /// Our device, if the kernel still has it from a daemon that died. What was stopped and not removed goes.
@@ -170,7 +200,10 @@ fn find_ours(set: &Set) -> Result<Option<Found>, Failure> {
     let sb = set.journal();
     let identity = sb.uuid.device_flags();
     let devices = find().map_err(|error| Failure::failed(sentence(&error)))?;
-    for found in devices.into_iter().filter(|found| found.parameters.identity == identity) {
+    for found in devices
+        .into_iter()
+        .filter(|found| found.parameters.identity == identity)
+    {
         if found.state == State::Dead {
             Device::delete(found.id).map_err(|error| Failure::failed(sentence(&error)))?;
             continue;
@@ -193,17 +226,32 @@ fn requests_of(live: &Parameters) -> Requests {
         Cache::WriteThrough => Commit::Always,
         Cache::Volatile | Cache::VolatileWithFua => Commit::Flush,
     };
-    Requests { depth: live.depth, max_io: live.max_io.into(), commit }
+    Requests {
+        depth: live.depth,
+        max_io: live.max_io.into(),
+        commit,
+    }
 }
 
 fn device_is_rotating(set: &Set, limits: &[crate::disk::limits::PartLimits]) -> Media {
-    if any_rotating(limits, set.geometry.members()) { Media::Rotating } else { Media::Solid }
+    if any_rotating(limits, set.geometry.members()) {
+        Media::Rotating
+    } else {
+        Media::Solid
+    }
 }
 
 /// What a new device is told.
-fn parameters(config: &Config, set: &Set, limits: &[crate::disk::limits::PartLimits]) -> Parameters {
+fn parameters(
+    config: &Config,
+    set: &Set,
+    limits: &[crate::disk::limits::PartLimits],
+) -> Parameters {
     let narrow = |bytes: u64| u32::try_from(bytes).expect("at most some MiB");
-    let zeroes = set.geometry.members().all(|part| limits[part.index()].zeroes_without_writing);
+    let zeroes = set
+        .geometry
+        .members()
+        .all(|part| limits[part.index()].zeroes_without_writing);
     Parameters {
         identity: set.journal().uuid.device_flags(),
         depth: config.device.queue_depth,
@@ -223,26 +271,56 @@ fn parameters(config: &Config, set: &Set, limits: &[crate::disk::limits::PartLim
 
 /// A stripe, rounded up to a power of two, at least 1 MiB.
 fn io_opt(geometry: &Geometry) -> u64 {
-    (geometry.shape.chunk * u64::from(geometry.shape.members)).next_power_of_two().max(MIB)
+    (geometry.shape.chunk * u64::from(geometry.shape.members))
+        .next_power_of_two()
+        .max(MIB)
 }
 
 fn read_ahead(geometry: &Geometry, media: Media) -> u32 {
     let twice = 2 * io_opt(geometry) / KIB;
-    let least = if media == Media::Rotating { READ_AHEAD_ROTATING_KIB } else { 0 };
+    let least = if media == Media::Rotating {
+        READ_AHEAD_ROTATING_KIB
+    } else {
+        0
+    };
     u32::try_from(twice.max(least).min(READ_AHEAD_MAX_KIB)).expect("16 MiB at most")
 }
 
 fn differences(config: &Config, live: &Parameters) -> Vec<Difference> {
     let requests = requests_of(live);
     let wanted = commit_of(config.commit.sync);
-    let words = |commit| if commit == Commit::Flush { "flush" } else { "always" };
+    let words = |commit| {
+        if commit == Commit::Flush {
+            "flush"
+        } else {
+            "always"
+        }
+    };
     let pairs = [
-        ("device.queue_depth", config.device.queue_depth.to_string(), requests.depth.to_string()),
-        ("device.max_io", config.device.max_io.to_string(), requests.max_io.to_string()),
-        ("commit.sync", words(wanted).to_owned(), words(requests.commit).to_owned()),
+        (
+            "device.queue_depth",
+            config.device.queue_depth.to_string(),
+            requests.depth.to_string(),
+        ),
+        (
+            "device.max_io",
+            config.device.max_io.to_string(),
+            requests.max_io.to_string(),
+        ),
+        (
+            "commit.sync",
+            words(wanted).to_owned(),
+            words(requests.commit).to_owned(),
+        ),
     ];
     let differing = pairs.into_iter().filter(|(_, file, live)| file != live);
-    differing.map(|(key, file, live)| Difference { key: key.to_owned(), file, live }).collect()
+    differing
+        .map(|(key, file, live)| Difference {
+            key: key.to_owned(),
+            file,
+            live,
+        })
+        .collect()
 }
 
 fn describe(set: &Set, report: &Report, kind: StartKind, took: Duration) -> Recovery {

@@ -32,11 +32,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use ujournal::drive::{Drive, Gauge, Plan};
 use ujournal::disk::buffer::{Arena, Residency};
-use ujournal::ublk::{
-    self, Cache, Device, End, Media, Parameters, Serving, Tuning, Zeroing,
-};
+use ujournal::drive::{Drive, Gauge, Plan};
+use ujournal::ublk::{self, Cache, Device, End, Media, Parameters, Serving, Tuning, Zeroing};
 use ujournal::units::{KIB, to_u64, to_usize};
 
 /// The marker of drives, and room for their number.

@@ -27,9 +27,8 @@ const NAMED_MAX: usize = 4;
 pub struct DeviceHold(#[expect(dead_code, reason = "it is held, not used")] File);
 
 impl DeviceHold {
-    /// Takes an open file for the device.
-    #[cfg(test)]
-    pub(super) fn pretend(file: File) -> DeviceHold {
+    /// Over a file that the caller has opened with `O_EXCL`.
+    pub fn of(file: File) -> DeviceHold {
         DeviceHold(file)
     }
 }
@@ -61,7 +60,7 @@ pub fn claim(device: &Path) -> io::Result<Claim> {
         let found = Users::of(number);
         match hold {
             Some(file) if found.processes.is_empty() && found.loops.is_empty() => {
-                return Ok(Claim::Free(DeviceHold(file)));
+                return Ok(Claim::Free(DeviceHold::of(file)));
             }
             Some(_) | None => users = found.sentence(),
         }

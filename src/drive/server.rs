@@ -28,8 +28,8 @@ use tracing::error;
 
 use super::directory::{Directory, LINE_SECTORS, Mask, Number, Slot, bits};
 use super::random::Random;
-use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
 use crate::disk::buffer::{Arena, Residency};
+use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
 use crate::ublk::{FileSlot, Needs, Output, Segment, Server, WriteMode};
 use crate::units::{SECTOR, to_u64, to_usize};
 
@@ -214,8 +214,11 @@ impl Drive {
         let lines = plan.size.div_ceil(to_u64(LINE));
         let slots = u32::try_from(plan.cache / to_u64(LINE)).expect("a cache has less than 16 TiB");
         let staging = to_usize(u64::from(DEPARTURES)) * to_usize(RUN) * SECTOR_BYTES;
-        let arena = Arena::new(to_u64(to_usize(u64::from(slots)) * LINE + staging), Residency::Locked)
-            .map_err(io::Error::other)?;
+        let arena = Arena::new(
+            to_u64(to_usize(u64::from(slots)) * LINE + staging),
+            Residency::Locked,
+        )
+        .map_err(io::Error::other)?;
         let depth = usize::from(plan.depth);
         let lines_per_request = to_usize(u64::from(plan.max_io)) / LINE + 1;
         let flush = Flush {

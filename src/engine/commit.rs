@@ -11,7 +11,7 @@
 //! ```
 //!
 //! FLUSH waits for what was acknowledged when it came, FUA for its own record. A DSYNC record makes only
-//! itself durable: `durable` moves over it once it has reached its predecessor. Where FLUSHes follow
+//! itself durable: `durable` moves over it once it has reached its predecessor. Where flushes follow
 //! closely on records, records are written with DSYNC from the start, so that the FLUSH finds nothing
 //! left to do ([`Predictor`]).
 //!
@@ -106,7 +106,7 @@ struct Room {
 
 /// Guesses whether a FLUSH will follow the next record.
 ///
-/// In sixteenths of a record: the mean distance of the last FLUSHes, and the distance to the last one.
+/// In sixteenths of a record: the mean distance of the last flushes, and the distance to the last one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Predictor {
     mean: u32,
@@ -180,7 +180,7 @@ pub(super) struct Commits {
     waiting: VecDeque<Request>,
     unacked: VecDeque<Unacked>,
     records: VecDeque<Volatile>,
-    /// FLUSHes, and the seq that each waits for; never decreasing.
+    /// Each FLUSH, and the seq that it waits for; never decreasing.
     flushes: VecDeque<(Tag, Seq)>,
     /// Where the next record goes.
     pub(super) head: Pos,
@@ -454,7 +454,7 @@ impl Engine {
                     self.counters.write_sectors += u64::from(unacked.entry.sectors);
                 }
                 EntryOp::Zeroes | EntryOp::ZeroesKept | EntryOp::Discard => {
-                    self.counters.zeroes += 1
+                    self.counters.zeroes += 1;
                 }
             }
             answer(port, unacked.tag, Ok(()));

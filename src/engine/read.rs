@@ -239,10 +239,8 @@ impl Engine {
             Where::Payload(pos)
                 if self.window.holds(pos, len) && !self.window.unverified(pos, len) =>
             {
-                self.window.copy(
-                    pos,
-                    port.buffer_mut(tag, buffer..buffer + to_usize(len)),
-                );
+                self.window
+                    .copy(pos, port.buffer_mut(tag, buffer..buffer + to_usize(len)));
                 sectors
             }
             Where::Payload(pos) => self.read_journal(port, tag, extent, pos, again),

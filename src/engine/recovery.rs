@@ -153,7 +153,10 @@ pub fn open(
     let was_clean = set.is_clean();
     // 3. A new life. From here on things are written.
     let epoch = set.begin_life()?;
-    let report = Report { was_clean, ..kept.report(set, &found, epoch) };
+    let report = Report {
+        was_clean,
+        ..kept.report(set, &found, epoch)
+    };
 
     let ring_size = set.geometry.ring.size();
     let mut anchor = found.anchor;
@@ -304,7 +307,7 @@ impl Kept {
             span: anchor_span(ring_size),
         };
         Ok(scan(&mut set.disks, &scope, &mut |pos, record| {
-            self.keep(pos, record, ring_size)
+            self.keep(pos, record, ring_size);
         })?)
     }
 
@@ -317,7 +320,7 @@ impl Kept {
         {
             self.lives.push((pos, header.epoch));
         }
-        let payload = pos.plus(header.len());
+        let payload = pos.plus(header.header_len());
         for (index, crc) in record.frame_checksums.iter().enumerate() {
             let frame = payload.plus(to_u64(index) * FRAME).ring_offset(ring_size) / FRAME;
             self.checksums[to_usize(frame)] = *crc;
@@ -332,15 +335,14 @@ impl Kept {
                 EntryOp::Zeroes | EntryOp::Discard => Where::Zeroes,
                 EntryOp::ZeroesKept => Where::ZeroesNoUnmap,
             };
-            self.map.insert(
-                Extent {
-                    lba: entry.lba,
-                    sectors: entry.sectors,
-                    seq,
-                    place,
-                },
-                usize::MAX,
-            );
+            let extent = Extent {
+                lba: entry.lba,
+                sectors: entry.sectors,
+                seq,
+                place,
+            };
+            let inserted = self.map.insert(extent, usize::MAX);
+            assert_eq!(inserted, entry.sectors, "nothing bounds an insert here");
             seq = Seq(seq.0 + 1);
         }
         let end = Place {

@@ -364,10 +364,10 @@ impl Engine {
             self.counters.journal_errors += 1;
             self.replay.failed = true;
         }
-        match &mut self.replay.stage {
-            Stage::Loading { left, .. } => *left -= 1,
-            stage => unreachable!("loads end before {stage:?}"),
-        }
+        let Stage::Loading { left, .. } = &mut self.replay.stage else {
+            unreachable!("loads end before {:?}", self.replay.stage)
+        };
+        *left -= 1;
     }
 
     fn has_spare_ios(&self) -> bool {
@@ -539,10 +539,10 @@ impl Engine {
                 self.degrade();
             }
         }
-        match &mut self.replay.stage {
-            Stage::Copying { left, .. } => *left -= 1,
-            stage => unreachable!("home writes end before {stage:?}"),
-        }
+        let Stage::Copying { left, .. } = &mut self.replay.stage else {
+            unreachable!("home writes end before {:?}", self.replay.stage)
+        };
+        *left -= 1;
     }
 
     pub(super) fn member_flush_ended(&mut self, result: Result<(), Errno>) {
@@ -552,10 +552,10 @@ impl Engine {
             self.replay.failed = true;
             self.degrade();
         }
-        match &mut self.replay.stage {
-            Stage::Flushing { left } => *left -= 1,
-            stage => unreachable!("member flushes end before {stage:?}"),
-        }
+        let Stage::Flushing { left } = &mut self.replay.stage else {
+            unreachable!("member flushes end before {:?}", self.replay.stage)
+        };
+        *left -= 1;
     }
 
     /// Waits for the members' flush, and for the journal to hold what covered the round's extents.

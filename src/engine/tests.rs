@@ -85,7 +85,9 @@ impl Port for World {
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
         let pending = match operation {
             Operation::Read { offset, segments } => Pending::Read(offset, segments.to_vec()),
-            Operation::Write { offset, segments, .. } => {
+            Operation::Write {
+                offset, segments, ..
+            } => {
                 // The bytes are taken when it ends: they must not change until then.
                 let _ = offset;
                 Pending::Write(offset, encode(segments))
@@ -104,7 +106,9 @@ impl Port for World {
 fn encode(segments: &[Segment]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for segment in segments {
-        let Memory::Arena(at) = segment.memory else { panic!("writes come from the arena") };
+        let Memory::Arena(at) = segment.memory else {
+            panic!("writes come from the arena")
+        };
         bytes.extend_from_slice(&to_u64(at).to_le_bytes());
         bytes.extend_from_slice(&to_u64(segment.len).to_le_bytes());
     }
@@ -121,7 +125,10 @@ fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
                 let mut bytes = vec![0; segment.len];
                 disk.read(offset, &mut bytes).unwrap();
                 match segment.memory {
-                    Memory::Arena(at) => engine.arena_mut().range_mut(at..at + segment.len).copy_from_slice(&bytes),
+                    Memory::Arena(at) => engine
+                        .arena_mut()
+                        .range_mut(at..at + segment.len)
+                        .copy_from_slice(&bytes),
                     Memory::Buffer(tag, at) => {
                         world.buffers[tag.index()][at..at + segment.len].copy_from_slice(&bytes);
                     }
@@ -134,9 +141,12 @@ fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
         Pending::Write(mut offset, encoded) => {
             let mut total = 0;
             for segment in encoded.chunks_exact(16) {
-                let number = |bytes: &[u8]| usize::try_from(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap();
+                let number = |bytes: &[u8]| {
+                    usize::try_from(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap()
+                };
                 let (at, len) = (number(&segment[..8]), number(&segment[8..]));
-                disk.write(offset, engine.arena().range(at..at + len)).unwrap();
+                disk.write(offset, engine.arena().range(at..at + len))
+                    .unwrap();
                 offset = offset.plus(to_u64(len));
                 total += to_u64(len);
             }
@@ -180,7 +190,12 @@ const DEPTH: usize = 8;
 
 fn history(seed: u64) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let placements = [Placement::Detached, Placement::Start, Placement::Middle, Placement::End];
+    let placements = [
+        Placement::Detached,
+        Placement::Start,
+        Placement::Middle,
+        Placement::End,
+    ];
     let placement = placements[usize::try_from(dice.below(4)).unwrap()];
     let members = u8::try_from(1 + dice.below(4)).unwrap();
     let shape = Shape {
@@ -194,10 +209,26 @@ fn history(seed: u64) {
         },
     };
     let parts = usize::from(members) + usize::from(placement == Placement::Detached);
-    let disks: Vec<Ram> = (0..parts).map(|_| Ram(Rc::new(RefCell::new(vec![0; 4 << 20])))).collect();
-    let boxed = || disks.iter().map(|disk| Box::new(disk.clone()) as Box<dyn Disk>).collect::<Vec<_>>();
+    let disks: Vec<Ram> = (0..parts)
+        .map(|_| Ram(Rc::new(RefCell::new(vec![0; 4 << 20]))))
+        .collect();
+    let boxed = || {
+        disks
+            .iter()
+            .map(|disk| Box::new(disk.clone()) as Box<dyn Disk>)
+            .collect::<Vec<_>>()
+    };
     let uuid = ArrayUuid([5; 16]);
-    label(boxed(), &Label { uuid, name: "t".into(), shape, block_size: 512 }).unwrap();
+    label(
+        boxed(),
+        &Label {
+            uuid,
+            name: "t".into(),
+            shape,
+            block_size: 512,
+        },
+    )
+    .unwrap();
 
     let mut model: Vec<u8> = Vec::new();
     for life in 0..3u64 {
@@ -206,8 +237,14 @@ fn history(seed: u64) {
         let (recovered, report) = open(&mut set, settings.extents, settings.round).unwrap();
         let device = to_usize(set.geometry.data.size().min(512 * KIB));
         model.resize(device, 0);
-        let mut engine =
-            Engine::new(settings, set.geometry.clone(), uuid, recovered, Residency::OnTouch).unwrap();
+        let mut engine = Engine::new(
+            settings,
+            set.geometry.clone(),
+            uuid,
+            recovered,
+            Residency::OnTouch,
+        )
+        .unwrap();
         let mut world = World {
             disks: disks.clone(),
             buffers: vec![vec![0; 16 << 10]; DEPTH],
@@ -222,7 +259,8 @@ fn history(seed: u64) {
         let steps = 1500;
         for step in 0..steps + 100_000 {
             let issuing = step < steps;
-            if issuing && dice.below(3) > 0
+            if issuing
+                && dice.below(3) > 0
                 && let Some(tag) = in_flight.iter().position(Option::is_none)
             {
                 let max = 32.min(to_u64(device) / SECTOR);
@@ -231,19 +269,36 @@ fn history(seed: u64) {
                 let op = match dice.below(12) {
                     0 => Op::Flush,
                     1 => Op::Discard,
-                    2 => Op::WriteZeroes(if dice.below(2) == 0 { Unmap::Allowed } else { Unmap::Forbidden }),
+                    2 => Op::WriteZeroes(if dice.below(2) == 0 {
+                        Unmap::Allowed
+                    } else {
+                        Unmap::Forbidden
+                    }),
                     3..=6 => Op::Read,
                     _ => Op::Write,
                 };
-                let durability = if dice.below(10) == 0 { Durability::Now } else { Durability::Later };
-                let (lba, sectors) = if op == Op::Flush { (0, 0) } else { (lba, sectors) };
+                let durability = if dice.below(10) == 0 {
+                    Durability::Now
+                } else {
+                    Durability::Later
+                };
+                let (lba, sectors) = if op == Op::Flush {
+                    (0, 0)
+                } else {
+                    (lba, sectors)
+                };
                 let overlaps = in_flight.iter().flatten().any(|(other, _)| {
                     lba < other.lba.0 + u64::from(other.sectors) && other.lba.0 < lba + sectors
                 });
                 if !overlaps {
                     let tag = Tag(u16::try_from(tag).unwrap());
-                    let request =
-                        Request { tag, op, lba: Lba(lba), sectors: u32::try_from(sectors).unwrap(), durability };
+                    let request = Request {
+                        tag,
+                        op,
+                        lba: Lba(lba),
+                        sectors: u32::try_from(sectors).unwrap(),
+                        durability,
+                    };
                     let mut data = vec![0; to_usize(sectors * SECTOR)];
                     match op {
                         Op::Write => {
@@ -269,26 +324,36 @@ fn history(seed: u64) {
             for (tag, outcome) in std::mem::take(&mut world.replies) {
                 assert_eq!(outcome, Outcome::Done, "seed {seed}");
                 let (request, data) = in_flight[tag.index()].take().expect("one reply a request");
-                let range = to_usize(request.lba.0 * SECTOR)..to_usize((request.lba.0 + u64::from(request.sectors)) * SECTOR);
+                let range = to_usize(request.lba.0 * SECTOR)
+                    ..to_usize((request.lba.0 + u64::from(request.sectors)) * SECTOR);
                 match request.op {
                     Op::Read => assert!(
                         world.buffers[tag.index()][..range.len()] == model[range.clone()],
                         "seed {seed} life {life} step {step}: a read at {} is wrong",
                         request.lba
                     ),
-                    Op::Write | Op::Discard | Op::WriteZeroes(_) => model[range].copy_from_slice(&data),
+                    Op::Write | Op::Discard | Op::WriteZeroes(_) => {
+                        model[range].copy_from_slice(&data);
+                    }
                     Op::Flush => assert!(engine.durable_seq() <= engine.acked_seq()),
                 }
             }
             if !issuing && in_flight.iter().all(Option::is_none) && world.pending.is_empty() {
                 break;
             }
-            assert!(step < steps + 99_999, "seed {seed}: requests are never answered: {in_flight:?}");
+            assert!(
+                step < steps + 99_999,
+                "seed {seed}: requests are never answered: {in_flight:?}"
+            );
         }
         // A life ends by a stop, by a handover, or by a kill; what was answered is there afterwards.
         let end = dice.below(3);
         if end < 2 {
-            let how = if end == 0 { Close::Stop } else { Close::Handover };
+            let how = if end == 0 {
+                Close::Stop
+            } else {
+                Close::Handover
+            };
             engine.begin_close(how);
             for round in 0..10_000 {
                 now += Duration::from_millis(10);

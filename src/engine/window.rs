@@ -131,7 +131,10 @@ impl Window {
 
     /// Bytes of the ring that it holds.
     pub(super) fn used(&self) -> u64 {
-        self.slots.iter().map(|slot| slot.valid.end.since(slot.valid.start)).sum()
+        self.slots
+            .iter()
+            .map(|slot| slot.valid.end.since(slot.valid.start))
+            .sum()
     }
 
     // Segments of the ring.

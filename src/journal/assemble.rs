@@ -77,6 +77,24 @@ pub enum PartError {
     Disk(#[from] DiskError),
 }
 
+/// Two parts of two arrays.
+#[derive(Debug, thiserror::Error)]
+#[error("{a} belongs to array {a_uuid} ({a_name}), {b} to array {b_uuid} ({b_name})")]
+pub struct Mixed {
+    /// One part.
+    pub a: String,
+    /// Its array.
+    pub a_uuid: ArrayUuid,
+    /// And its name.
+    pub a_name: String,
+    /// Another part.
+    pub b: String,
+    /// Its array.
+    pub b_uuid: ArrayUuid,
+    /// And its name.
+    pub b_name: String,
+}
+
 /// Why parts are not an array that can be started.
 #[derive(Debug, thiserror::Error)]
 pub enum AssembleError {
@@ -84,21 +102,8 @@ pub enum AssembleError {
     #[error(transparent)]
     Part(#[from] PartError),
     /// They are of two arrays.
-    #[error("{a} belongs to array {a_uuid} ({a_name}), {b} to array {b_uuid} ({b_name})")]
-    Mixed {
-        /// One part.
-        a: String,
-        /// Its array.
-        a_uuid: ArrayUuid,
-        /// And its name.
-        a_name: String,
-        /// Another part.
-        b: String,
-        /// Its array.
-        b_uuid: ArrayUuid,
-        /// And its name.
-        b_name: String,
-    },
+    #[error(transparent)]
+    Mixed(Box<Mixed>),
     /// Two are the same part.
     #[error("{a} and {b} both say that they are {role} of this array: one is a copy of the other")]
     Doubled {
@@ -378,14 +383,14 @@ fn check_same_array(
 ) -> Result<(), AssembleError> {
     let (names, a, b) = ((a.1.name(), b.1.name()), a.0, b.0);
     if a.uuid != b.uuid {
-        return Err(AssembleError::Mixed {
+        return Err(AssembleError::Mixed(Box::new(Mixed {
             a: names.0,
             a_uuid: a.uuid,
             a_name: a.name.clone(),
             b: names.1,
             b_uuid: b.uuid,
             b_name: b.name.clone(),
-        });
+        })));
     }
     let what = if a.shape != b.shape {
         "layout"

@@ -321,7 +321,9 @@ mod tests {
                         placement,
                         journal_size: match placement {
                             Placement::Detached => 16 * MIB,
-                            _ => 12 * MIB * u64::from(members),
+                            Placement::Start | Placement::Middle | Placement::End => {
+                                12 * MIB * u64::from(members)
+                            }
                         },
                     })
             })

@@ -12,6 +12,7 @@
 //! elsewhere, or in another life, do not pass for these.
 
 use super::anchor::RingPlace;
+use super::geometry::payload_max;
 use super::{ArrayUuid, FRAME_LEN};
 use crate::units::{Epoch, FRAME, Lba, SECTOR, Seq, round_up, to_u64, to_usize};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -171,13 +172,13 @@ impl Header {
     }
 
     /// Bytes of the header on disk.
-    pub fn len(&self) -> u64 {
+    pub fn header_len(&self) -> u64 {
         header_len(to_usize(self.count.into()), self.frames())
     }
 
     /// Bytes of the whole record on disk.
     pub fn record_len(&self) -> u64 {
-        self.len() + round_up(self.payload_len.into(), FRAME)
+        self.header_len() + round_up(self.payload_len.into(), FRAME)
     }
 
     /// Whether this record comes directly after one that ends with `before`.
@@ -290,7 +291,7 @@ impl HeaderWriter {
             header.tail.seq <= header.durable,
             "the tail never passes what is durable"
         );
-        let len = to_usize(header.len());
+        let len = to_usize(header.header_len());
         let bytes = &mut self.bytes[..len];
         bytes.fill(0);
         let raw = RawHeader {
@@ -471,7 +472,7 @@ impl Record {
             });
         }
         let header = decode_header(raw, epoch, frame)?;
-        if header.len() != to_u64(len) {
+        if header.header_len() != to_u64(len) {
             return Err(RecordError::Field {
                 field: "header_len",
                 found: to_u64(len),
@@ -498,7 +499,7 @@ impl Record {
     pub fn check_payload(&self, bytes: &[u8], frame: &Frame) -> Result<(), RecordError> {
         assert_eq!(bytes.len(), self.header.frames() * FRAME_LEN);
         let seed = LifeSeed::new(frame.uuid, self.header.epoch);
-        let mut offset = (self.header.offset + self.header.len()) % frame.ring_size;
+        let mut offset = (self.header.offset + self.header.header_len()) % frame.ring_size;
         for (index, (bytes, expected)) in bytes
             .chunks_exact(FRAME_LEN)
             .zip(&self.frame_checksums)
@@ -526,7 +527,7 @@ fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header,
     if to_usize(raw.count.get().into()) > ENTRIES_MAX {
         return Err(field("count", raw.count.get().into()));
     }
-    if u64::from(raw.payload_len.get()) > PAYLOAD_MAX {
+    if u64::from(raw.payload_len.get()) > payload_max(frame.ring_size) {
         return Err(field("payload_len", raw.payload_len.get().into()));
     }
     let tail_offset = raw.tail_offset.get();
@@ -593,7 +594,7 @@ fn decode_entry(bytes: &[u8], header: &Header, frame: &Frame) -> Result<Entry, R
         return Err(field("codec", raw.codec.into()));
     }
     let (lba, sectors) = (raw.lba.get(), raw.sectors.get());
-    let end = lba.checked_add(sectors.into()).unwrap_or(u64::MAX);
+    let end = lba.saturating_add(sectors.into());
     if sectors == 0 || end > frame.device_sectors {
         return Err(field("lba", lba));
     }
@@ -673,7 +674,7 @@ mod tests {
         let crcs: Vec<u32> = payload
             .chunks_exact(FRAME_LEN)
             .zip(0..)
-            .map(|(frame, i)| seed.frame(header.offset + header.len() + i * FRAME, frame))
+            .map(|(frame, i)| seed.frame(header.offset + header.header_len() + i * FRAME, frame))
             .collect();
         let mut writer = HeaderWriter::new(FRAME_OF.uuid);
         let bytes = writer

@@ -314,6 +314,37 @@ pub fn scan(
     })
 }
 
+/// Looks at every frame of the ring and reports each record whose header is valid: its ring offset, the
+/// record, and whether its payload is whole. For people who look; recovery never reads the whole ring.
+pub fn every_record(
+    disks: &mut Disks,
+    scope: &Scope<'_>,
+    report: &mut dyn FnMut(u64, Record, bool),
+) {
+    let ring_size = scope.frame.ring_size;
+    let mut ring = RingReader::new(disks, scope);
+    // A record may wrap, so positions go on beyond the end.
+    let limit = Pos(2 * ring_size);
+    let mut at = Pos(0);
+    while at < Pos(ring_size) {
+        let Ok(record) = ring.header_within(at, limit) else {
+            at = at.plus(FRAME);
+            continue;
+        };
+        let len = record.header.record_len();
+        match ring.with_payload(at, limit, record.clone()) {
+            Ok(record) => {
+                report(at.0, record, true);
+                at = at.plus(len);
+            }
+            Err(_) => {
+                report(at.0, record, false);
+                at = at.plus(FRAME);
+            }
+        }
+    }
+}
+
 /// The position of ring offset `offset` that is the newest one not beyond `head`.
 fn position_before(offset: u64, head: Pos, ring_size: u64) -> Pos {
     let head_offset = head.ring_offset(ring_size);
@@ -452,9 +483,9 @@ impl<'a, 'b> RingReader<'a, 'b> {
         record: Record,
     ) -> Result<Record, RecordError> {
         let frame = self.scope.frame;
-        let payload = record.header.record_len() - record.header.len();
+        let payload = record.header.record_len() - record.header.header_len();
         if payload > 0 {
-            let at = pos.plus(record.header.len());
+            let at = pos.plus(record.header.header_len());
             let bytes = self
                 .bytes(at, payload, limit)
                 .map_err(|_| RecordError::Unreadable)?;

@@ -33,7 +33,12 @@ struct Kind {
 impl Kind {
     fn new() -> Kind {
         let times = Histogram::new_with_bounds(1, LONGEST_US, 2).expect("these bounds are legal");
-        Kind { count: 0, failed: 0, bytes: 0, times }
+        Kind {
+            count: 0,
+            failed: 0,
+            bytes: 0,
+            times,
+        }
     }
 
     fn status(&self) -> OpStatus {
@@ -62,7 +67,10 @@ pub(super) struct Meter {
 
 impl Meter {
     pub(super) fn new(depth: u16) -> Meter {
-        Meter { kinds: std::array::from_fn(|_| Kind::new()), tags: vec![None; usize::from(depth)] }
+        Meter {
+            kinds: std::array::from_fn(|_| Kind::new()),
+            tags: vec![None; usize::from(depth)],
+        }
     }
 
     pub(super) fn begins(&mut self, request: &Request, now: Duration) {
@@ -71,7 +79,9 @@ impl Meter {
     }
 
     pub(super) fn ends(&mut self, tag: Tag, outcome: Outcome, now: Duration) {
-        let Some((kind, bytes, since)) = self.tags[tag.index()].take() else { return };
+        let Some((kind, bytes, since)) = self.tags[tag.index()].take() else {
+            return;
+        };
         let kind = &mut self.kinds[kind];
         kind.count += 1;
         kind.failed += u64::from(outcome != Outcome::Done);
@@ -82,14 +92,29 @@ impl Meter {
 
     pub(super) fn requests(&self) -> RequestsStatus {
         let [read, write, flush, discard, write_zeroes] = self.kinds.each_ref().map(Kind::status);
-        RequestsStatus { read, write, flush, discard, write_zeroes }
+        RequestsStatus {
+            read,
+            write,
+            flush,
+            discard,
+            write_zeroes,
+        }
     }
 
     /// Requests that have waited for at least `limit`, and for how many milliseconds.
-    pub(super) fn stalled(&self, now: Duration, limit: Duration) -> impl Iterator<Item = (Tag, u64)> + '_ {
+    pub(super) fn stalled(
+        &self,
+        now: Duration,
+        limit: Duration,
+    ) -> impl Iterator<Item = (Tag, u64)> + '_ {
         self.tags.iter().zip(0..).filter_map(move |(held, tag)| {
             let waited = now.saturating_sub((*held)?.2);
-            (waited >= limit).then(|| (Tag(tag), u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)))
+            (waited >= limit).then(|| {
+                (
+                    Tag(tag),
+                    u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+                )
+            })
         })
     }
 }
@@ -109,7 +134,11 @@ impl Rate {
         if passed >= Duration::from_millis(100) {
             let micros = passed.as_micros().max(1);
             let rate = u128::from(bytes - self.bytes) * 1_000_000 / micros;
-            *self = Rate { at: now, bytes, rate: u64::try_from(rate).unwrap_or(u64::MAX) };
+            *self = Rate {
+                at: now,
+                bytes,
+                rate: u64::try_from(rate).unwrap_or(u64::MAX),
+            };
         }
         self.rate
     }

@@ -16,8 +16,8 @@ use crate::control::in_use::{Claim, DeviceHold, claim_elsewhere};
 use crate::control::port::{Port, RingPort, Stop, StopEnd};
 use crate::control::progress::ProgressSink;
 use crate::control::status::{Facts, State, Status};
-use crate::engine::{Close, Condition};
 use crate::engine::recovery;
+use crate::engine::{Close, Condition};
 use crate::journal::assemble::Set;
 use crate::journal::superblock::Health;
 use crate::outcome::{Failure, sentence};
@@ -82,7 +82,11 @@ impl Plane {
         tracing::error!(%health, reason, "the array's health has changed; `ujournal check` says what is affected");
         let seq = set.journal().health_seq;
         for (part, error) in set.record_health(health, seq) {
-            tracing::error!(part = part.0, "the state cannot be recorded there: {}", sentence(&error));
+            tracing::error!(
+                part = part.0,
+                "the state cannot be recorded there: {}",
+                sentence(&error)
+            );
         }
     }
 
@@ -101,12 +105,16 @@ impl Plane {
     async fn join(&self) -> Result<(ArrayServer, Result<End, crate::ublk::Error>), Failure> {
         self.thread_ended().await;
         let serving = self.serving.borrow_mut().take();
-        serving.map(Serving::join).ok_or_else(|| Failure::failed("the array has ended already"))
+        serving
+            .map(Serving::join)
+            .ok_or_else(|| Failure::failed("the array has ended already"))
     }
 
     async fn stop_device(&self, hold: Option<DeviceHold>) -> Result<(), Failure> {
         let stopped = match self.serving.borrow().as_ref() {
-            Some(serving) => serving.stop().map_err(|error| Failure::failed(sentence(&error))),
+            Some(serving) => serving
+                .stop()
+                .map_err(|error| Failure::failed(sentence(&error))),
             None => Err(Failure::failed("the array has ended already")),
         };
         drop(hold);
@@ -142,7 +150,9 @@ impl Plane {
 
     fn device_id(&self) -> u32 {
         let name = self.facts.device.block.display().to_string();
-        name.trim_start_matches("/dev/ublkb").parse().expect("the path was made from the number")
+        name.trim_start_matches("/dev/ublkb")
+            .parse()
+            .expect("the path was made from the number")
     }
 
     async fn leave(&self, progress: ProgressSink) -> StopEnd {
@@ -223,7 +233,9 @@ impl Port for Plane {
             () = ended => {}
         }
         match self.finish_stop().await {
-            StopEnd::Stopped => Failure::failed("the device was stopped by another program; everything is home"),
+            StopEnd::Stopped => {
+                Failure::failed("the device was stopped by another program; everything is home")
+            }
             StopEnd::StoppedDirty(failure) | StopEnd::StillServing(failure) => failure,
         }
     }

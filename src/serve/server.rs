@@ -7,7 +7,9 @@
 use super::meter::{Meter, Rate};
 use crate::control::port::{Command, RingCommands, Stop};
 use crate::control::progress::{Progress, ProgressSink, Stage};
-use crate::control::status::{Clause, ErrorCounts, Live, MediaStatus, ReplayStatus, Stalled, State};
+use crate::control::status::{
+    Clause, ErrorCounts, Live, MediaStatus, ReplayStatus, Stalled, State,
+};
 use crate::engine::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, Space, Sync};
 use crate::engine::request::{Errno, Outcome, Request, Tag, Unmap};
 use crate::engine::{Close, Condition, Engine};
@@ -81,7 +83,13 @@ pub struct ArrayServer {
 
 impl ArrayServer {
     /// Serves `engine`, whose parts are `files` in the order of [`PartIndex`].
-    pub fn new(engine: Engine, files: Vec<OwnedFd>, commands: RingCommands, depth: u16, operations: u16) -> ArrayServer {
+    pub fn new(
+        engine: Engine,
+        files: Vec<OwnedFd>,
+        commands: RingCommands,
+        depth: u16,
+        operations: u16,
+    ) -> ArrayServer {
         ArrayServer {
             engine,
             files,
@@ -107,11 +115,23 @@ impl ArrayServer {
             // Nobody may be waiting for the answer any more.
             Command::Status(answer) => drop(answer.send(self.live(now))),
             Command::Sync { progress, done } => self.begin_homing(progress, done, now, Then::Serve),
-            Command::Stop { how: Stop::Clean, progress, done } => self.begin_homing(progress, done, now, Then::Stop),
-            Command::Stop { how: Stop::Leave, progress, done } => {
+            Command::Stop {
+                how: Stop::Clean,
+                progress,
+                done,
+            } => self.begin_homing(progress, done, now, Then::Stop),
+            Command::Stop {
+                how: Stop::Leave,
+                progress,
+                done,
+            } => {
                 self.begin_homing(progress, done, now, Then::Leave(now + LEAVE_REPLAY));
             }
-            Command::Stop { how: Stop::Forced, progress, done } => {
+            Command::Stop {
+                how: Stop::Forced,
+                progress,
+                done,
+            } => {
                 self.ending = Ending::Stopping(Some((progress, done)));
             }
         }
@@ -125,7 +145,14 @@ impl ArrayServer {
         then: Then,
     ) {
         let through = self.engine.begin_sync();
-        self.homing.push(Homing { through, bytes: self.engine.ring_used(), progress, done, told_at: now, then });
+        self.homing.push(Homing {
+            through,
+            bytes: self.engine.ring_used(),
+            progress,
+            done,
+            told_at: now,
+            then,
+        });
     }
 
     /// Looks after everything that somebody waits for.
@@ -157,8 +184,14 @@ impl ArrayServer {
         let used = self.engine.ring_used();
         if now.saturating_sub(waiting.told_at) >= PROGRESS_EVERY || home {
             waiting.told_at = now;
-            let done = if home { waiting.bytes } else { waiting.bytes.saturating_sub(used) };
-            waiting.progress.report(Progress::new(Stage::Replay, done, waiting.bytes));
+            let done = if home {
+                waiting.bytes
+            } else {
+                waiting.bytes.saturating_sub(used)
+            };
+            waiting
+                .progress
+                .report(Progress::new(Stage::Replay, done, waiting.bytes));
         }
         let failed = self.engine.condition() == Condition::Failed;
         match waiting.then {
@@ -168,7 +201,8 @@ impl ArrayServer {
             }
             Then::Serve | Then::Stop if home => drop(waiting.done.send(Ok(()))),
             Then::Serve | Then::Stop if failed => {
-                let message = "the array has FAILED, and what it holds cannot be brought home: see its log";
+                let message =
+                    "the array has FAILED, and what it holds cannot be brought home: see its log";
                 drop(waiting.done.send(Err(Failure::failed(message))));
             }
             Then::Serve | Then::Stop | Then::Leave(_) => self.homing.push(waiting),
@@ -177,15 +211,21 @@ impl ArrayServer {
 
     /// Whether an end was asked for that will never come: members return errors, round after round.
     fn given_up(&self) -> bool {
-        matches!(self.ending, Ending::Stopping(_)) && self.engine.is_held_up() && self.engine.is_quiet()
+        matches!(self.ending, Ending::Stopping(_))
+            && self.engine.is_held_up()
+            && self.engine.is_quiet()
     }
 
     fn end_result(&self) -> Result<(), Failure> {
         if self.engine.condition() == Condition::Failed {
-            return Err(Failure::failed("the journal has failed: what was not durable is lost, as its log says"));
+            return Err(Failure::failed(
+                "the journal has failed: what was not durable is lost, as its log says",
+            ));
         }
         if self.engine.is_held_up() {
-            return Err(Failure::failed("a member returns errors, so not everything could be brought home"));
+            return Err(Failure::failed(
+                "a member returns errors, so not everything could be brought home",
+            ));
         }
         Ok(())
     }
@@ -203,7 +243,10 @@ impl ArrayServer {
             errors.add(clause, count);
         }
         let (state, reason) = match engine.condition() {
-            Condition::Failed => (State::Failed, Some("the journal cannot be written or flushed".to_owned())),
+            Condition::Failed => (
+                State::Failed,
+                Some("the journal cannot be written or flushed".to_owned()),
+            ),
             Condition::Degraded => (State::Degraded, Some(DEGRADED.to_owned())),
             Condition::Ok => (State::Dirty, None),
         };
@@ -233,7 +276,9 @@ impl ArrayServer {
             },
             errors,
             stalls: counters.stalls,
-            stalled: stalled.map(|(tag, ms)| Stalled { tag: tag.0, ms }).collect(),
+            stalled: stalled
+                .map(|(tag, ms)| Stalled { tag: tag.0, ms })
+                .collect(),
         }
     }
 }
@@ -257,7 +302,10 @@ impl Server for ArrayServer {
 
     fn completed(&mut self, id: u32, result: i32, _now: Duration) {
         let id = IoId(u16::try_from(id).expect("operations have small numbers"));
-        self.engine.completed(id, u64::try_from(result).map_err(|_| Errno(result.saturating_neg())));
+        self.engine.completed(
+            id,
+            u64::try_from(result).map_err(|_| Errno(result.saturating_neg())),
+        );
     }
 
     fn woken(&mut self, now: Duration) {
@@ -278,7 +326,11 @@ impl Server for ArrayServer {
 
     fn advance(&mut self, out: &mut Output<'_>, now: Duration) {
         self.now = now;
-        let mut port = RingPort { out, meter: &mut self.meter, now };
+        let mut port = RingPort {
+            out,
+            meter: &mut self.meter,
+            now,
+        };
         self.engine.advance(now, &mut port);
         self.attend(now);
     }
@@ -319,7 +371,11 @@ impl Port for RingPort<'_, '_> {
                 let (segments, count) = translated(segments);
                 self.out.read(id, file, offset.0, &segments[..count]);
             }
-            Operation::Write { offset, segments, sync } => {
+            Operation::Write {
+                offset,
+                segments,
+                sync,
+            } => {
                 let (segments, count) = translated(segments);
                 let mode = match sync {
                     Sync::No => WriteMode::Plain,
@@ -345,11 +401,21 @@ impl Port for RingPort<'_, '_> {
 }
 
 fn translated(segments: &[Segment]) -> ([ublk::Segment; SEGMENTS_MAX], usize) {
-    let mut out = [ublk::Segment::Arena { offset: 0, length: 0 }; SEGMENTS_MAX];
+    let mut out = [ublk::Segment::Arena {
+        offset: 0,
+        length: 0,
+    }; SEGMENTS_MAX];
     for (to, from) in out.iter_mut().zip(segments) {
         *to = match from.memory {
-            Memory::Arena(offset) => ublk::Segment::Arena { offset, length: from.len },
-            Memory::Buffer(tag, offset) => ublk::Segment::Tag { tag, offset, length: from.len },
+            Memory::Arena(offset) => ublk::Segment::Arena {
+                offset,
+                length: from.len,
+            },
+            Memory::Buffer(tag, offset) => ublk::Segment::Tag {
+                tag,
+                offset,
+                length: from.len,
+            },
         };
     }
     (out, segments.len())

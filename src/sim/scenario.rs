@@ -81,15 +81,21 @@ impl Scenario {
             Placement::End,
         ]);
         let members = random.between(1, 4);
-        let chunk = 4 * KIB << random.below(3);
-        let max_io = 4 * KIB << random.below(4);
+        let chunk = (4 * KIB) << random.below(3);
+        let max_io = (4 * KIB) << random.below(4);
         let data_each = chunk * random.between(1, (128 * KIB / members / chunk).max(1));
         let some = random.below(32) * FRAME;
         let extra_ring = *random.pick(&[0, 0, some, 256 * KIB]);
         let journal_size =
             journal_size_min(placement, members, chunk, max_io) + extra_ring * members;
         Scenario::build(
-            random, placement, members, chunk, max_io, data_each, journal_size,
+            random,
+            placement,
+            members,
+            chunk,
+            max_io,
+            data_each,
+            journal_size,
         )
     }
 
@@ -150,7 +156,13 @@ impl Scenario {
             1
         };
         Scenario {
-            uuid: ArrayUuid([random.bits(), random.bits()].map(u64::to_le_bytes).concat().try_into().expect("two words are 16 bytes")),
+            uuid: ArrayUuid(
+                [random.bits(), random.bits()]
+                    .map(u64::to_le_bytes)
+                    .concat()
+                    .try_into()
+                    .expect("two words are 16 bytes"),
+            ),
             geometry,
             block,
             sizes,
@@ -187,8 +199,7 @@ impl Scenario {
         stamp(Version::BEFORE, Lba(0), &mut before);
         for piece in self.geometry.data.pieces(0, size) {
             let at = to_usize(piece.at);
-            disks[piece.part.index()]
-                .poke(piece.offset, &before[at..at + to_usize(piece.len)]);
+            disks[piece.part.index()].poke(piece.offset, &before[at..at + to_usize(piece.len)]);
         }
         disks
     }

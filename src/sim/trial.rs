@@ -222,9 +222,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
         story: story.clone(),
         outcome: Outcome::default(),
     };
-    trial
-        .run()
-        .map_err(|what| Failure { seed, what, story })
+    trial.run().map_err(|what| Failure { seed, what, story })
 }
 
 /// Why a trial ends: the contract was broken, and how.
@@ -287,11 +285,7 @@ impl Trial {
     }
 
     /// Brings disks up, with up to three power cuts inside the recovery; whether there were any.
-    fn come_up(
-        &mut self,
-        disks: Vec<SimDisk>,
-        cut_permille: u64,
-    ) -> Result<(World, bool), Broken> {
+    fn come_up(&mut self, disks: Vec<SimDisk>, cut_permille: u64) -> Result<(World, bool), Broken> {
         let mut disks = disks;
         let mut cuts = 0;
         loop {
@@ -307,15 +301,19 @@ impl Trial {
                 Err(StartError::PowerCut) => {
                     cuts += 1;
                     self.outcome.counts.in_recovery += 1;
-                    let superblock = kept.iter().flat_map(SimDisk::at_risk).any(|write| {
-                        write.zone == Zone::Superblock && write.completed.is_none()
-                    });
+                    let superblock = kept
+                        .iter()
+                        .flat_map(SimDisk::at_risk)
+                        .any(|write| write.zone == Zone::Superblock && write.completed.is_none());
                     self.outcome.counts.in_life_change += u64::from(superblock);
                     disks = cut::cut(&kept, &mut self.random);
                     self.outcome.prints.push(cut::print(&disks));
                     self.story.note(
                         Duration::ZERO,
-                        format!("power cut in recovery after {} operations", fuse.operations()),
+                        format!(
+                            "power cut in recovery after {} operations",
+                            fuse.operations()
+                        ),
                     );
                 }
                 Err(StartError::Refused(why)) => return Err(format!("start {why}")),
@@ -397,11 +395,7 @@ impl Trial {
     }
 
     /// Time passes up to `until`, in small pieces, or up to the next end of an operation.
-    fn pass_time(
-        &mut self,
-        world: &mut World,
-        until: Duration,
-    ) -> Vec<Reply> {
+    fn pass_time(&mut self, world: &mut World, until: Duration) -> Vec<Reply> {
         let piece = Duration::from_micros(self.random.skewed(100_000));
         world.step(until.min(world.now() + piece))
     }
@@ -563,7 +557,8 @@ impl Trial {
             EndOfLife::Handover,
             EndOfLife::Stop,
         ]);
-        self.story.note(world.now(), format!("end of life: {how:?}"));
+        self.story
+            .note(world.now(), format!("end of life: {how:?}"));
         match how {
             EndOfLife::PowerCut => {
                 self.count_falls(world.in_flight());

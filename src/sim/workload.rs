@@ -206,7 +206,10 @@ impl Client {
             version,
         };
         let before = self.waiting[request.tag.index()].replace(waiting);
-        assert!(before.is_none(), "an answer is taken before its tag is used again");
+        assert!(
+            before.is_none(),
+            "an answer is taken before its tag is used again"
+        );
         world.request(request, version);
     }
 
@@ -224,10 +227,12 @@ impl Client {
         if op == Op::Flush {
             return (op, 0..0, Durability::Later);
         }
-        let most = match op {
-            // Without payload a request may cover the whole device.
-            Op::Discard | Op::WriteZeroes(_) if random.chance(100) => self.blocks,
-            _ => self.max_blocks.min(self.blocks),
+        // Without payload a request may cover the whole device.
+        let zeroes = matches!(op, Op::Discard | Op::WriteZeroes(_));
+        let most = if zeroes && random.chance(100) {
+            self.blocks
+        } else {
+            self.max_blocks.min(self.blocks)
         };
         let count = if random.chance(950) {
             random.skewed(most.min(self.character.largest))

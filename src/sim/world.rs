@@ -215,11 +215,7 @@ fn judged(fuse: &Fuse, error: &dyn std::error::Error) -> StartError {
 ///
 /// # Errors
 /// If the fuse cuts it short, or it is refused.
-pub fn label_array(
-    scenario: &Scenario,
-    disks: &[SimDisk],
-    fuse: &Fuse,
-) -> Result<(), StartError> {
+pub fn label_array(scenario: &Scenario, disks: &[SimDisk], fuse: &Fuse) -> Result<(), StartError> {
     let wanted = Label {
         uuid: scenario.uuid,
         name: "sim".to_owned(),
@@ -481,16 +477,19 @@ impl World {
         if matches!(kind, Kind::Read | Kind::Write) {
             assert!(len <= part_limits.io_max);
             assert!(segments.len() <= part_limits.segments_max.min(SEGMENTS_MAX));
-            assert!(segments.iter().all(|s| to_u64(s.len).is_multiple_of(SECTOR)));
+            assert!(
+                segments
+                    .iter()
+                    .all(|s| to_u64(s.len).is_multiple_of(SECTOR))
+            );
         }
         if kind == Kind::Zero {
             assert!(part_limits.zeroes, "only where the part can");
         }
         let place = (offset.0, offset.0 + len);
         for other in &self.flights {
-            let touch = other.part == part.index()
-                && other.place.0 < place.1
-                && place.0 < other.place.1;
+            let touch =
+                other.part == part.index() && other.place.0 < place.1 && place.0 < other.place.1;
             assert!(
                 !touch || !(kind.changes() || other.kind.changes()),
                 "io {} and io {} are in flight on the same bytes",
@@ -561,9 +560,7 @@ impl World {
         for segment in segments {
             bytes.extend_from_slice(match segment.memory {
                 Memory::Arena(at) => self.engine.arena().range(at..at + segment.len),
-                Memory::Buffer(tag, at) => {
-                    &self.port.buffers[tag.index()][at..at + segment.len]
-                }
+                Memory::Buffer(tag, at) => &self.port.buffers[tag.index()][at..at + segment.len],
             });
         }
         bytes
@@ -618,7 +615,9 @@ impl World {
             }
             let mut replies = self.turn();
             if replies.is_empty() {
-                let until = self.next_end().unwrap_or(self.now + Duration::from_millis(1));
+                let until = self
+                    .next_end()
+                    .unwrap_or(self.now + Duration::from_millis(1));
                 replies = self.step(until);
             }
             for reply in replies {
@@ -672,7 +671,11 @@ impl World {
     ///
     /// # Errors
     /// If the fuse cuts it short.
-    pub fn close(mut self, how: Close, fuse: &Fuse) -> Result<Vec<SimDisk>, (Vec<SimDisk>, StartError)> {
+    pub fn close(
+        mut self,
+        how: Close,
+        fuse: &Fuse,
+    ) -> Result<Vec<SimDisk>, (Vec<SimDisk>, StartError)> {
         assert!(self.is_closed());
         // The set came up with a fuse of its own; this is another one.
         self.set.disks = boxed(&self.disks, fuse);

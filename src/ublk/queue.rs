@@ -22,8 +22,8 @@
 //! every case it ends only when no operation of the server is in flight, because the memory that these
 //! use is freed afterwards.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -40,8 +40,8 @@ use libublk::{
 use tracing::warn;
 
 use super::memory::{ArenaAddress, TagBuffers};
-use crate::disk::buffer::Arena;
 use super::{FileSlot, Segment, WriteMode};
+use crate::disk::buffer::Arena;
 use crate::engine::request::{Tag, Unmap};
 use crate::units::to_usize;
 
@@ -607,7 +607,10 @@ mod tests {
                 .ring
                 .write(3, FILE, 512, &out, WriteMode::Dsync, &bench.tags);
             assert_eq!(bench.complete(), (Owner::Operation(3), 8192));
-            assert_eq!(bench.on_file(512, 8192), bench.arena.as_slice()[4096..12288]);
+            assert_eq!(
+                bench.on_file(512, 8192),
+                bench.arena.as_slice()[4096..12288]
+            );
             let back = [Segment::Arena {
                 offset: 40960,
                 length: 8192,

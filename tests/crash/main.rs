@@ -24,12 +24,18 @@ fn random_histories() {
     prints.dedup();
     let seconds = start.elapsed().as_secs_f64();
     println!("{counts:#?}");
-    println!("{total} images, {} distinct, {:.0}/s", prints.len(), prints.len() as f64 / seconds);
+    println!(
+        "{total} images, {} distinct, {:.0}/s",
+        prints.len(),
+        prints.len() as f64 / seconds
+    );
 }
 
 #[test]
 fn one_seed() {
-    let Ok(seed) = std::env::var("SEED") else { return };
+    let Ok(seed) = std::env::var("SEED") else {
+        return;
+    };
     let seed = u64::from_str_radix(seed.trim_start_matches("0x"), 16).unwrap();
     if let Err(failure) = run(seed, &Options::default()) {
         panic!("{failure}");

@@ -1,10 +1,11 @@
-//! Goal: the map says of every sector what the last request did to it, whatever came before; it never needs more
-//! memory than it took at the start; and one call does bounded work.
+//! Goal: the map says of every sector what the last request did to it, whatever came before; it
+//! never needs more memory than it took at the start; and one call does bounded work.
 //!
-//! Method: the same requests go to the map and to a `Sectors`, one slot for each sector of the device, which is
-//! too simple to be wrong. Then the map must hold exactly the runs of that device, and look up and sweep the same.
-//! Small devices are tried exhaustively; proptest starts from trees of one to three levels and shrinks what
-//! fails; the long runs print their seed, and a failure names the step.
+//! Method: the same requests go to the map and to a `Sectors`, one slot for each sector of the
+//! device, which is too simple to be wrong. Then the map must hold exactly the runs of that device,
+//! and look up and sweep the same. Small devices are tried exhaustively; proptest starts from trees
+//! of one to three levels and shrinks what fails; the long runs print their seed, and a failure
+//! names the step.
 
 use std::time::Instant;
 
@@ -124,7 +125,17 @@ impl Random {
     }
 }
 
-/// Inserts all of `extent` in calls that displace up to `max_displaced`, and checks what each call promises.
+/// Inserts `extent` in one call.
+fn put(map: &mut ExtentMap, extent: Extent, max_displaced: usize) {
+    assert_eq!(
+        map.insert(extent, max_displaced),
+        extent.sectors,
+        "{extent:?} goes in at once"
+    );
+}
+
+/// Inserts all of `extent` in calls that displace up to `max_displaced`, and checks what each call
+/// promises.
 fn insert_all(map: &mut ExtentMap, extent: Extent, max_displaced: usize) {
     let mut rest = extent;
     loop {
@@ -188,7 +199,8 @@ fn every_overlap_of_three_extents_on_a_small_device_is_as_the_last_writer_left_i
             ranges.push((lba, sectors));
         }
     }
-    // The second and third request have the same seq in half of the cases: pieces of one, which may join.
+    // The second and third request have the same seq in half of the cases: pieces of one, which may
+    // join.
     let mut cases = 0;
     for (third_seq, max_displaced) in [(3, ALL), (3, 1), (2, ALL), (2, 1)] {
         for first in &ranges {
@@ -232,8 +244,8 @@ fn check_lookups(first: &(u64, u64), second: &(u64, u64), ranges: &[(u64, u64)])
 #[test]
 fn a_hole_punched_into_an_extent_leaves_both_sides_with_their_own_bytes() {
     let mut map = ExtentMap::with_capacity(8);
-    map.insert(write(100, 50, 1), 1);
-    map.insert(extent(110, 10, 2, Place::Zeroes), 1);
+    put(&mut map, write(100, 50, 1), 1);
+    put(&mut map, extent(110, 10, 2, Place::Zeroes), 1);
     let Place::Payload(pos) = write(100, 50, 1).place else {
         unreachable!("a write has payload")
     };
@@ -246,6 +258,39 @@ fn a_hole_punched_into_an_extent_leaves_both_sides_with_their_own_bytes() {
             extent(120, 30, 1, Place::Payload(Pos(pos.0 + 20 * 512))),
         ]
     );
+}
+
+#[test]
+fn neighbours_join_only_if_they_are_one_request_and_contiguous_in_the_ring() {
+    let middle = extent(100, 10, 5, Place::Payload(Pos(1 << 20)));
+    let behind = |seq, pos| extent(110, 4, seq, Place::Payload(Pos(pos)));
+    let before = |seq, pos| extent(96, 4, seq, Place::Payload(Pos(pos)));
+    let next = (1 << 20) + 10 * 512;
+    let previous = (1 << 20) - 4 * 512;
+    for (neighbour, joined) in [
+        (behind(5, next), Some(extent(100, 14, 5, middle.place))),
+        (behind(5, next + 512), None),
+        (behind(6, next), None),
+        (
+            before(5, previous),
+            Some(extent(96, 14, 5, Place::Payload(Pos(previous)))),
+        ),
+        (before(5, previous - 512), None),
+        (before(6, previous), None),
+        (extent(110, 4, 5, Place::Zeroes), None),
+        (extent(111, 4, 5, Place::Payload(Pos(next + 512))), None),
+    ] {
+        let mut map = ExtentMap::with_capacity(4);
+        put(&mut map, middle, 1);
+        put(&mut map, neighbour, 1);
+        map.check_invariants();
+        let mut expected = match joined {
+            Some(joined) => vec![joined],
+            None => vec![middle, neighbour],
+        };
+        expected.sort_by_key(|held| held.lba);
+        assert_eq!(map.iter().collect::<Vec<_>>(), expected);
+    }
 }
 
 #[test]
@@ -287,16 +332,16 @@ fn the_last_addresses_and_the_longest_extent_are_held_whole() {
 #[should_panic(expected = "would cover the newer")]
 fn an_insert_over_a_newer_extent_is_our_bug() {
     let mut map = ExtentMap::with_capacity(8);
-    map.insert(write(100, 50, 2), 1);
-    map.insert(write(120, 8, 1), 1);
+    put(&mut map, write(100, 50, 2), 1);
+    put(&mut map, write(120, 8, 1), 1);
 }
 
 #[test]
 #[should_panic(expected = "would cover the newer")]
 fn an_insert_of_the_same_range_over_a_newer_extent_is_our_bug() {
     let mut map = ExtentMap::with_capacity(8);
-    map.insert(write(100, 8, 2), 1);
-    map.insert(write(100, 8, 1), 1);
+    put(&mut map, write(100, 8, 2), 1);
+    put(&mut map, write(100, 8, 1), 1);
 }
 
 #[test]
@@ -304,7 +349,7 @@ fn an_insert_of_the_same_range_over_a_newer_extent_is_our_bug() {
 fn an_insert_beyond_the_capacity_is_our_bug() {
     let mut map = ExtentMap::with_capacity(4);
     for seq in 0..5 {
-        map.insert(write(seq * 8, 4, seq), 1);
+        put(&mut map, write(seq * 8, 4, seq), 1);
     }
 }
 
@@ -312,7 +357,7 @@ fn an_insert_beyond_the_capacity_is_our_bug() {
 #[should_panic(expected = "is not at a sector of the ring")]
 fn a_payload_off_the_sectors_of_the_ring_is_our_bug() {
     let mut map = ExtentMap::with_capacity(4);
-    map.insert(extent(0, 8, 1, Place::Payload(Pos(513))), 1);
+    put(&mut map, extent(0, 8, 1, Place::Payload(Pos(513))), 1);
 }
 
 // Random histories.
@@ -376,7 +421,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A map, the device that it stands for, and the cursor of a sweep that survives everything in between.
+/// A map, the device that it stands for, and the cursor of a sweep that survives everything in
+/// between.
 struct History {
     map: ExtentMap,
     device: Sectors,
@@ -385,7 +431,8 @@ struct History {
 }
 
 impl History {
-    /// Begins with one write in the middle of every stretch of `spacing` sectors, in the order `order` gives.
+    /// Begins with one write in the middle of every stretch of `spacing` sectors, in the order
+    /// `order` gives.
     fn begin(spacing: u64, random: &mut Random) -> Self {
         let mut history = Self {
             map: ExtentMap::with_capacity(index(DEVICE)),
@@ -412,7 +459,7 @@ impl History {
     fn request(&mut self, lba: u64, sectors: u32, zeroes: Option<Place>, max_displaced: usize) {
         let seq = self.last.seq.0 + 1;
         let sectors = sectors.min(u32::try_from(DEVICE - lba).expect("small"));
-        self.put(
+        self.accept(
             extent(
                 lba,
                 sectors,
@@ -423,7 +470,7 @@ impl History {
         );
     }
 
-    fn put(&mut self, request: Extent, max_displaced: usize) {
+    fn accept(&mut self, request: Extent, max_displaced: usize) {
         insert_all(&mut self.map, request, max_displaced);
         self.device.write(&request);
         self.last = request;
@@ -459,7 +506,7 @@ impl History {
                 if sectors > 0 {
                     let place = self.last.place.advanced(u64::from(self.last.sectors));
                     let sectors = u32::try_from(sectors).expect("small");
-                    self.put(extent(at, sectors, self.last.seq.0, place), ALL);
+                    self.accept(extent(at, sectors, self.last.seq.0, place), ALL);
                 }
             }
             Step::Release {
@@ -540,7 +587,11 @@ impl History {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Trees of one leaf, of two levels, and of three.
     #[test]
@@ -639,15 +690,15 @@ fn a_map_takes_less_than_64_bytes_for_each_extent() {
     }
 }
 
-/// Fills a map to its capacity in the order of `order`; then, with each step, removes the first extent from the
-/// slot on that `victim` chooses and adds one in the first free place from another such slot on. If a node were
-/// ever lacking, an assertion of the arena would fail.
+/// Fills a map to its capacity in the order of `order`; then, with each step, removes the first
+/// extent from the slot on that `victim` chooses and adds one in the first free place from another
+/// such slot on. If a node were ever lacking, an assertion of the arena would fail.
 fn hold_at_capacity(extents: u64, name: &str, order: &[u64], mut victim: impl FnMut(u64) -> u64) {
     let mut map = ExtentMap::with_capacity(index(extents));
     let bytes = map.memory_bytes();
     let mut seq = 1;
     for slot in order {
-        map.insert(write(slot * 8, 4, seq), 1);
+        put(&mut map, write(slot * 8, 4, seq), 1);
         seq += 1;
     }
     assert_eq!(map.len(), map.capacity(), "{name}: the map is full");
@@ -670,7 +721,7 @@ fn hold_at_capacity(extents: u64, name: &str, order: &[u64], mut victim: impl Fn
             lba += 4;
         }
         seq += 1;
-        map.insert(write(lba, 4, seq), 1);
+        put(&mut map, write(lba, 4, seq), 1);
         assert_eq!(map.len(), map.capacity(), "{name}: the map is full again");
         if step % (extents / 16) == 0 {
             map.check_invariants();
@@ -713,15 +764,65 @@ fn a_full_map_never_lacks_a_node_whatever_the_order() {
 }
 
 #[test]
+fn every_capacity_around_a_new_node_can_be_used_up_in_any_order() {
+    let seed = 0x5eed_0005;
+    println!("seed {seed:#x}");
+    let mut random = Random(seed);
+    let boundaries = [1, 32, 64, 96, 128, 32 * 63, 32 * 64, 32 * 64 + 32, 32 * 128];
+    for extents in boundaries
+        .iter()
+        .flat_map(|boundary| boundary - 1..=boundary + 1)
+    {
+        let mut order: Vec<u64> = (0..extents).collect();
+        for turn in ["ascending", "descending", "shuffled", "shuffled again"] {
+            let mut map = ExtentMap::with_capacity(index(extents));
+            for (seq, slot) in (1..).zip(&order) {
+                put(&mut map, write(slot * 8, 8, seq), 1);
+            }
+            map.check_invariants();
+            assert_eq!(map.len(), index(extents), "{turn}");
+            if turn == "ascending" {
+                order.reverse();
+            } else {
+                random.shuffle(&mut order);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_map_that_grows_whenever_it_is_full_keeps_what_it_holds() {
+    const EXTENTS: u64 = 10_000;
+    let seed = 0x5eed_0006;
+    println!("seed {seed:#x}");
+    let mut random = Random(seed);
+    let mut order: Vec<u64> = (0..EXTENTS).collect();
+    random.shuffle(&mut order);
+    let mut map = ExtentMap::with_capacity(0);
+    for slot in &order {
+        if map.len() == map.capacity() {
+            map.grow(map.capacity() + 1 + index(random.below(200)));
+            map.check_invariants();
+        }
+        put(&mut map, write(slot * 8, 8, slot + 1), 1);
+    }
+    map.check_invariants();
+    let expected: Vec<Extent> = (0..EXTENTS)
+        .map(|slot| write(slot * 8, 8, slot + 1))
+        .collect();
+    assert_eq!(map.iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
-    // Ascending inserts leave half-full leaves behind: the worst that can be. Then each leaf gets one more, in an
-    // order that is worst for merging, and loses it again.
+    // Ascending inserts leave half-full leaves behind: the worst that can be. Then each leaf gets
+    // one more, in an order that is worst for merging, and loses it again.
     const EXTENTS: u64 = 64 * 1024;
     let mut map = ExtentMap::with_capacity(index(EXTENTS));
     let mut seq = 0;
     for slot in 0..EXTENTS {
         seq += 1;
-        map.insert(write(slot * 8, 4, seq), 1);
+        put(&mut map, write(slot * 8, 4, seq), 1);
     }
     let free = map.tree.free_leaves();
     assert!(
@@ -733,10 +834,10 @@ fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
         for leaf in 0..EXTENTS / 32 {
             let lba = (leaf * 32 + round) * 8;
             seq += 1;
-            map.insert(extent(lba, 4, seq, Place::Zeroes), 1);
+            put(&mut map, extent(lba, 4, seq, Place::Zeroes), 1);
             map.release_through(Lba(lba), Seq(seq), 1);
             seq += 1;
-            map.insert(write(lba, 4, seq), 1);
+            put(&mut map, write(lba, 4, seq), 1);
         }
         map.check_invariants();
     }
@@ -749,7 +850,7 @@ fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
     assert!(map.is_empty(), "everything was released");
     for slot in (0..EXTENTS).rev() {
         seq += 1;
-        map.insert(write(slot * 8, 4, seq), 1);
+        put(&mut map, write(slot * 8, 4, seq), 1);
     }
     map.check_invariants();
 }
@@ -762,7 +863,7 @@ fn a_discard_over_a_hundred_thousand_extents_goes_on_over_many_calls() {
     const STEP: usize = 256;
     let mut map = ExtentMap::with_capacity(index(EXTENTS) + 2);
     for slot in 0..EXTENTS {
-        map.insert(write(slot * 16 + 3, 8, slot + 1), 1);
+        put(&mut map, write(slot * 16 + 3, 8, slot + 1), 1);
     }
     // It cuts the first and the last one, and swallows the others.
     let discard = extent(
@@ -812,7 +913,7 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
     let mut random = Random(seed);
     let mut map = ExtentMap::with_capacity(index(2 * EXTENTS));
     for seq in 1..=EXTENTS {
-        map.insert(write(random.below(8 * EXTENTS), 4, seq), 8);
+        put(&mut map, write(random.below(8 * EXTENTS), 4, seq), 8);
     }
     let through = Seq(EXTENTS / 2);
     let old: Vec<Extent> = map.iter().filter(|held| held.seq <= through).collect();
@@ -833,11 +934,12 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
                 Sweep::End => break 'turns,
             }
         }
-        // Between two turns: newer writes over what was swept already, which shift the leaves ahead as well.
+        // Between two turns: newer writes over what was swept already, which shift the leaves ahead
+        // as well.
         for _ in 0..10 {
             if cursor.lba().0 > 8 {
                 seq += 1;
-                map.insert(write(random.below(cursor.lba().0 - 4), 4, seq), 8);
+                put(&mut map, write(random.below(cursor.lba().0 - 4), 4, seq), 8);
             }
         }
     }
@@ -855,7 +957,59 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
     );
 }
 
-/// Also the measurement: `cargo test --release million -- --nocapture` prints the nanoseconds of each operation.
+#[test]
+fn a_cursor_notices_every_change_between_two_steps() {
+    const EXTENTS: u64 = 150;
+    const NEWEST: Seq = Seq(u64::MAX);
+    type Change = fn(&mut ExtentMap, u64);
+    let changes: [(&str, Change); 6] = [
+        ("a release behind the cursor", |map, lba| {
+            map.release_through(Lba(lba - 16), NEWEST, 1);
+        }),
+        ("a release at the cursor", |map, lba| {
+            map.release_through(Lba(lba), NEWEST, 1);
+        }),
+        ("a release of everything", |map, _| {
+            map.release_through(Lba(0), NEWEST, ALL);
+        }),
+        ("a write behind the cursor", |map, lba| {
+            put(map, write(lba - 8, 2, 1000), 1);
+        }),
+        ("a write over the cursor", |map, lba| {
+            put(map, write(lba - 1, 9, 1000), 9);
+        }),
+        ("a write exactly over an old one", |map, lba| {
+            put(map, write(lba, 8, 1000), 1);
+        }),
+    ];
+    for (name, change) in changes {
+        for stop in 2..EXTENTS {
+            let mut map = ExtentMap::with_capacity(index(EXTENTS) + 2);
+            for slot in 0..EXTENTS {
+                put(&mut map, write(slot * 16, 8, slot), 1);
+            }
+            let lba = stop * 16;
+            // The cursor stands inside the extent at `lba`, and has found its entry already.
+            let mut cursor = Cursor::at(Lba(lba + 4));
+            assert_eq!(
+                map.sweep(&mut cursor, NEWEST, &mut 0),
+                Sweep::Continue(Lba(lba + 4))
+            );
+            change(&mut map, lba);
+            for _ in 0..3 {
+                let expected = map.next_through(cursor.lba(), NEWEST, ALL);
+                assert_eq!(
+                    map.sweep(&mut cursor, NEWEST, &mut ALL.clone()),
+                    expected,
+                    "{name}, {stop}"
+                );
+            }
+        }
+    }
+}
+
+/// Also the measurement: `cargo test --release million -- --nocapture` prints the nanoseconds of
+/// each operation.
 #[test]
 fn a_million_extents_are_inserted_replaced_found_swept_and_released() {
     const EXTENTS: u64 = 1 << 20;
@@ -872,7 +1026,7 @@ fn a_million_extents_are_inserted_replaced_found_swept_and_released() {
     timed("insert at random", EXTENTS, || {
         for slot in &slots {
             seq += 1;
-            map.insert(write(slot * 8, 8, seq), 64);
+            put(&mut map, write(slot * 8, 8, seq), 64);
             newest[index(*slot)] = seq;
         }
     });
@@ -880,14 +1034,14 @@ fn a_million_extents_are_inserted_replaced_found_swept_and_released() {
     timed("replace at random", EXTENTS, || {
         for slot in &slots {
             seq += 1;
-            map.insert(write(slot * 8, 8, seq), 64);
+            put(&mut map, write(slot * 8, 8, seq), 64);
             newest[index(*slot)] = seq;
         }
     });
     random.shuffle(&mut slots);
     timed("replace half of an extent, and it again", EXTENTS, || {
         for slot in slots.iter().take(slots.len() / 2) {
-            map.insert(write(slot * 8, 8, seq + 1), 64);
+            put(&mut map, write(slot * 8, 8, seq + 1), 64);
             seq += 1;
             newest[index(*slot)] = seq;
         }
