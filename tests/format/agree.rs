@@ -16,7 +16,12 @@ use ujournal::journal::record::{EntryOp, Kind, Record};
 use ujournal::journal::scan::{Scope, scan};
 use ujournal::units::{Epoch, FRAME, KIB, MIB, to_u64, to_usize};
 
-const PLACEMENTS: [Placement; 4] = [Placement::Detached, Placement::Start, Placement::Middle, Placement::End];
+const PLACEMENTS: [Placement; 4] = [
+    Placement::Detached,
+    Placement::Start,
+    Placement::Middle,
+    Placement::End,
+];
 
 /// Numbers from a seed (xorshift).
 struct Dice(u64);
@@ -84,21 +89,29 @@ fn the_page_and_the_code_lay_arrays_out_alike() {
         let mut dice = Dice::new(seed);
         let shape = Shape {
             members: u8::try_from(1 + dice.below(32)).unwrap(),
-            chunk: 4 * KIB << dice.below(9),
+            chunk: (4 * KIB) << dice.below(9),
             member_size: dice.size(18, 48),
             placement: PLACEMENTS[to_usize(dice.below(4))],
             journal_size: dice.size(18, 42),
         };
-        match (Geometry::new(shape), reader::Geometry::new(&numbers_of(&shape))) {
+        match (
+            Geometry::new(shape),
+            reader::Geometry::new(&numbers_of(&shape)),
+        ) {
             (Ok(code), Ok(page)) => {
                 compare_geometry(&code, &page, &mut dice);
                 legal += 1;
             }
             (Err(_), Err(_)) => refused += 1,
-            (code, page) => panic!("seed {seed}: {shape:?}: the code says {code:?}, the page {page:?}"),
+            (code, page) => {
+                panic!("seed {seed}: {shape:?}: the code says {code:?}, the page {page:?}")
+            }
         }
     }
-    assert!(legal > 500 && refused > 500, "{legal} legal and {refused} refused shapes");
+    assert!(
+        legal > 500 && refused > 500,
+        "{legal} legal and {refused} refused shapes"
+    );
 }
 
 fn compare_geometry(code: &Geometry, page: &reader::Geometry, dice: &mut Dice) {
@@ -111,18 +124,37 @@ fn compare_geometry(code: &Geometry, page: &reader::Geometry, dice: &mut Dice) {
     assert_eq!(anchor_span(page.ring), page.span());
     for _ in 0..20 {
         let byte = dice.below(page.device());
-        let piece = code.data.pieces(byte, 1).next().unwrap();
+        let piece = code
+            .data
+            .pieces(byte, 1)
+            .next()
+            .expect("a byte lies somewhere");
         let place = page.data(byte);
-        assert_eq!((piece.part.index(), piece.offset.0), (place.part, place.offset), "byte {byte}");
+        assert_eq!(
+            (piece.part.index(), piece.offset.0),
+            (place.part, place.offset),
+            "byte {byte}"
+        );
         let byte = dice.below(page.ring);
-        let piece = code.ring.pieces(byte, 1).next().unwrap();
+        let piece = code
+            .ring
+            .pieces(byte, 1)
+            .next()
+            .expect("a byte lies somewhere");
         let place = page.ring(byte);
-        assert_eq!((piece.part.index(), piece.offset.0), (place.part, place.offset), "ring offset {byte}");
+        assert_eq!(
+            (piece.part.index(), piece.offset.0),
+            (place.part, place.offset),
+            "ring offset {byte}"
+        );
     }
 }
 
+/// Head, last seq, tail, and the records between.
+type Scanned = (u64, u64, (u64, u64), Vec<reader::Header>);
+
 /// What the library's scan says, in the words of the reader.
-fn library(images: &[Vec<u8>]) -> Result<(u64, u64, (u64, u64), Vec<reader::Header>), String> {
+fn library(images: &[Vec<u8>]) -> Result<Scanned, String> {
     let mut set: Set = assembled(images.to_vec());
     let frame = frame_of(&set.geometry);
     let scope = Scope {
@@ -132,10 +164,17 @@ fn library(images: &[Vec<u8>]) -> Result<(u64, u64, (u64, u64), Vec<reader::Head
         span: anchor_span(frame.ring_size),
     };
     let mut records = Vec::new();
-    let found = scan(&mut set.disks, &scope, &mut |_, record| records.push(said(record)));
+    let found = scan(&mut set.disks, &scope, &mut |_, record| {
+        records.push(said(record));
+    });
     let found = found.map_err(|error| error.to_string())?;
     let head = found.head.ring_offset(frame.ring_size);
-    Ok((head, found.last.seq.0, (found.tail.seq.0, found.tail.offset), records))
+    Ok((
+        head,
+        found.last.seq.0,
+        (found.tail.seq.0, found.tail.offset),
+        records,
+    ))
 }
 
 /// A record of the library in the words of the reader.
@@ -169,7 +208,7 @@ pub fn said(record: &Record) -> reader::Header {
         first_seq: header.first_seq().0,
         tail: (header.tail.seq.0, header.tail.offset),
         durable_seq: header.durable.0,
-        header_len: header.len(),
+        header_len: header.header_len(),
         payload_len: header.payload_len.into(),
         entries: record.entries.iter().map(entry).collect(),
         frames: record.frame_checksums.clone(),
@@ -179,11 +218,23 @@ pub fn said(record: &Record) -> reader::Header {
 fn compare(images: &[Vec<u8>], what: &str) -> Option<Found> {
     match (library(images), reader::read(images)) {
         (Ok(code), Ok(page)) => {
-            assert_eq!(code, (page.head_offset, page.last_seq, page.tail, page.records.clone()), "{what}");
+            assert_eq!(
+                code,
+                (
+                    page.head_offset,
+                    page.last_seq,
+                    page.tail,
+                    page.records.clone()
+                ),
+                "{what}"
+            );
             Some(page)
         }
         (Err(_), Err(_)) => None,
-        (code, page) => panic!("{what}: the code says {code:?}, the page {:?}", page.map(|found| found.records)),
+        (code, page) => panic!(
+            "{what}: the code says {code:?}, the page {:?}",
+            page.map(|found| found.records)
+        ),
     }
 }
 
@@ -208,7 +259,10 @@ fn both_readers_find_what_was_answered_after_every_end() {
             history(&mut array, &mut dice);
             let images = array.images();
             let found = compare(&images, &what).unwrap_or_else(|| panic!("{what}: refused"));
-            assert!(found.device == array.device, "{what}: the reader finds another device");
+            assert!(
+                found.device == array.device,
+                "{what}: the reader finds another device"
+            );
             wrapped += u64::from(found.tail.1 > found.head_offset);
             if found.anchor.closed {
                 assert_eq!(found.head_offset, found.anchor.head_offset, "{what}");
@@ -224,7 +278,8 @@ fn read_with_one_anchor(images: Vec<Vec<u8>>, found: &Found, what: &str) {
     for copy in found.geometry.anchors() {
         let mut images = images.clone();
         images[found.geometry.journal_part()][to_usize(copy)] ^= 1;
-        let other = compare(&images, what).unwrap_or_else(|| panic!("{what}: refused without {copy}"));
+        let other =
+            compare(&images, what).unwrap_or_else(|| panic!("{what}: refused without {copy}"));
         assert_eq!(other.last_seq, found.last_seq, "{what} without {copy}");
         assert!(other.device == found.device, "{what} without {copy}");
     }
@@ -232,11 +287,21 @@ fn read_with_one_anchor(images: Vec<Vec<u8>>, found: &Found, what: &str) {
 
 fn shape(dice: &mut Dice, placement: Placement) -> Shape {
     let members = 1 + dice.below(4);
-    let chunk = 4 * KIB << dice.below(3);
+    let chunk = (4 * KIB) << dice.below(3);
     let journal_size = journal_size_min(placement, members, chunk, MAX_IO) + dice.below(16) * 4096;
-    let region = if placement == Placement::Detached { 0 } else { journal_size.div_ceil(chunk * members) * chunk };
+    let region = if placement == Placement::Detached {
+        0
+    } else {
+        journal_size.div_ceil(chunk * members) * chunk
+    };
     let member_size = 2 * MIB + region + (4 + dice.below(8)) * chunk + FRAME + dice.below(8) * 512;
-    Shape { members: u8::try_from(members).unwrap(), chunk, member_size, placement, journal_size }
+    Shape {
+        members: u8::try_from(members).expect("at most four"),
+        chunk,
+        member_size,
+        placement,
+        journal_size,
+    }
 }
 
 fn history(array: &mut Array, dice: &mut Dice) {
@@ -259,7 +324,7 @@ fn history(array: &mut Array, dice: &mut Dice) {
 fn ask(dice: &mut Dice, sectors: u64) -> Ask {
     let len = 1 + dice.below(8.min(sectors - 1));
     let lba = dice.below(sectors - len);
-    let len = u32::try_from(len).unwrap();
+    let len = u32::try_from(len).expect("at most eight");
     match dice.below(10) {
         0 => Ask::Flush,
         1 => Ask::Discard(lba, len),
@@ -281,7 +346,10 @@ fn both_readers_judge_a_damaged_array_alike() {
         for run in geometry.ring.runs(0, geometry.ring.size()) {
             let used = crate::array::used_frames(&images[run.part.index()]);
             let within = run.offset.0..run.offset.0 + run.len;
-            places.extend(used.map(|(at, _)| (run.part.index(), at)).filter(|(_, at)| within.contains(at)));
+            places.extend(
+                used.map(|(at, _)| (run.part.index(), at))
+                    .filter(|(_, at)| within.contains(at)),
+            );
         }
         let anchors = geometry.anchors;
         places.extend(anchors.copies.map(|copy| (anchors.part.index(), copy.0)));
@@ -290,7 +358,11 @@ fn both_readers_judge_a_damaged_array_alike() {
             for bit in [3, 100 * 8, 4000 * 8 + 1] {
                 let mut images = images.clone();
                 images[part][to_usize(at) + bit / 8] ^= 1 << (bit % 8);
-                let what = format!("{}: part {part}, byte {}", golden.name, to_usize(at) + bit / 8);
+                let what = format!(
+                    "{}: part {part}, byte {}",
+                    golden.name,
+                    to_usize(at) + bit / 8
+                );
                 match compare(&images, &what) {
                     Some(_) => sound += 1,
                     None => refused += 1,
@@ -298,7 +370,10 @@ fn both_readers_judge_a_damaged_array_alike() {
             }
         }
     }
-    assert!(sound > 10 && refused > 30, "{sound} sound and {refused} refused");
+    assert!(
+        sound > 10 && refused > 30,
+        "{sound} sound and {refused} refused"
+    );
 }
 
 #[test]

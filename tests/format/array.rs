@@ -87,13 +87,26 @@ impl Array {
             .zip(more)
             .map(|(part, more)| {
                 let member = part < usize::from(shape.members);
-                let least = if member { shape.member_size } else { shape.journal_size };
+                let least = if member {
+                    shape.member_size
+                } else {
+                    shape.journal_size
+                };
                 Ram(Rc::new(RefCell::new(vec![0; to_usize(least + more)])))
             })
             .collect();
         let device = vec![0; to_usize(geometry.data.size())];
-        let array = Array { disks, device, requests: 0 };
-        let wanted = Label { uuid: UUID, name: "golden".into(), shape, block_size: 512 };
+        let array = Array {
+            disks,
+            device,
+            requests: 0,
+        };
+        let wanted = Label {
+            uuid: UUID,
+            name: "golden".into(),
+            shape,
+            block_size: 512,
+        };
         label(array.boxed(), &wanted).expect("memory takes everything");
         array
     }
@@ -105,12 +118,18 @@ impl Array {
     }
 
     fn boxed(&self) -> Vec<Box<dyn Disk>> {
-        self.disks.iter().map(|disk| Box::new(disk.clone()) as Box<dyn Disk>).collect()
+        self.disks
+            .iter()
+            .map(|disk| Box::new(disk.clone()) as Box<dyn Disk>)
+            .collect()
     }
 
     /// What is on the disks now.
     pub fn images(&self) -> Vec<Vec<u8>> {
-        self.disks.iter().map(|disk| disk.0.borrow().clone()).collect()
+        self.disks
+            .iter()
+            .map(|disk| disk.0.borrow().clone())
+            .collect()
     }
 
     /// Begins a life.
@@ -127,14 +146,25 @@ impl Array {
             submitted: Vec::new(),
             replies: Vec::new(),
         };
-        Life { engine, set, world, now: Duration::ZERO, array: self }
+        Life {
+            engine,
+            set,
+            world,
+            now: Duration::ZERO,
+            array: self,
+        }
     }
 }
 
 /// The smallest engine that the ring allows.
 fn settings(geometry: &Geometry) -> Settings {
     let ring = geometry.ring.size();
-    let limits = PartLimits { io_max: 64 * KIB, segments_max: 8, zeroes: true, sync_flushes_all: false };
+    let limits = PartLimits {
+        io_max: 64 * KIB,
+        segments_max: 8,
+        zeroes: true,
+        sync_flushes_all: false,
+    };
     let record = record_max(ring);
     let segment = 16 * KIB;
     let mut settings = Settings {
@@ -191,7 +221,10 @@ impl Life<'_> {
             self.turn(Duration::from_micros(100));
             if self.world.replies.len() == asked.len() {
                 let replies = std::mem::take(&mut self.world.replies);
-                assert!(replies.iter().all(|(_, outcome)| *outcome == Outcome::Done), "{replies:?}");
+                assert!(
+                    replies.iter().all(|(_, outcome)| *outcome == Outcome::Done),
+                    "{replies:?}"
+                );
                 return;
             }
         }
@@ -216,8 +249,18 @@ impl Life<'_> {
             self.array.device[range].fill(0);
         }
         let now = matches!(ask, Ask::WriteNow(..));
-        let durability = if now { Durability::Now } else { Durability::Later };
-        self.engine.request(Request { tag, op, lba: Lba(lba), sectors, durability });
+        let durability = if now {
+            Durability::Now
+        } else {
+            Durability::Later
+        };
+        self.engine.request(Request {
+            tag,
+            op,
+            lba: Lba(lba),
+            sectors,
+            durability,
+        });
     }
 
     /// Lets time pass, in steps, with nothing asked.
@@ -265,7 +308,9 @@ impl Life<'_> {
             Work::Zero { offset, len } => disk.zero(offset, len).expect("it is inside"),
             Work::Write { offset, segments } => {
                 for Segment { memory, len } in segments {
-                    let Memory::Arena(at) = memory else { panic!("writes come from the arena") };
+                    let Memory::Arena(at) = memory else {
+                        panic!("writes come from the arena")
+                    };
                     disk.change(offset.plus(total), self.engine.arena().range(at..at + len));
                     total += to_u64(len);
                 }
@@ -274,7 +319,9 @@ impl Life<'_> {
                 for Segment { memory, len } in segments {
                     let target = match memory {
                         Memory::Arena(at) => self.engine.arena_mut().range_mut(at..at + len),
-                        Memory::Buffer(tag, at) => &mut self.world.buffers[tag.index()][at..at + len],
+                        Memory::Buffer(tag, at) => {
+                            &mut self.world.buffers[tag.index()][at..at + len]
+                        }
                     };
                     disk.read(offset.plus(total), target).expect("it is inside");
                     total += to_u64(len);
@@ -297,10 +344,19 @@ fn stamped(request: u32, sectors: u32) -> Vec<u8> {
 
 /// An operation that was begun and not carried out yet: the engine's memory is its own while it works.
 enum Work {
-    Read { offset: Offset, segments: Vec<Segment> },
-    Write { offset: Offset, segments: Vec<Segment> },
+    Read {
+        offset: Offset,
+        segments: Vec<Segment>,
+    },
+    Write {
+        offset: Offset,
+        segments: Vec<Segment>,
+    },
     Flush,
-    Zero { offset: Offset, len: u64 },
+    Zero {
+        offset: Offset,
+        len: u64,
+    },
 }
 
 struct World {
@@ -320,10 +376,16 @@ impl Port for World {
 
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
         let work = match operation {
-            Operation::Read { offset, segments } => Work::Read { offset, segments: segments.to_vec() },
-            Operation::Write { offset, segments, .. } => {
-                Work::Write { offset, segments: segments.to_vec() }
-            }
+            Operation::Read { offset, segments } => Work::Read {
+                offset,
+                segments: segments.to_vec(),
+            },
+            Operation::Write {
+                offset, segments, ..
+            } => Work::Write {
+                offset,
+                segments: segments.to_vec(),
+            },
             Operation::Flush => Work::Flush,
             Operation::Zero { offset, len, .. } => Work::Zero { offset, len },
         };
@@ -338,5 +400,7 @@ impl Port for World {
 /// Frames of an image that hold anything but zeros.
 pub fn used_frames(image: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let frames = image.chunks_exact(to_usize(FRAME)).zip(0..);
-    frames.filter(|(bytes, _)| bytes.iter().any(|b| *b != 0)).map(|(bytes, i)| (i * FRAME, bytes))
+    frames
+        .filter(|(bytes, _)| bytes.iter().any(|b| *b != 0))
+        .map(|(bytes, i)| (i * FRAME, bytes))
 }

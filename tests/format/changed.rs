@@ -45,7 +45,9 @@ fn changes(bytes: &[u8], field: &Field) -> Vec<Vec<u8>> {
             values.push(value);
         }
     }
-    if let Ok(number) = <[u8; 8]>::try_from([old, &[0; 8][..8_usize.saturating_sub(field.size)]].concat()) {
+    if let Ok(number) =
+        <[u8; 8]>::try_from([old, &[0; 8][..8_usize.saturating_sub(field.size)]].concat())
+    {
         let number = u64::from_le_bytes(number);
         for near in [number.wrapping_add(1), number.wrapping_sub(1)] {
             values.push(near.to_le_bytes()[..field.size].to_vec());
@@ -171,7 +173,9 @@ fn a_changed_anchor_is_refused_or_read_alike() {
                 let code = Anchor::decode(bytes, UUID, RING);
                 let page = reader::Anchor::parse(bytes, UUID.0, RING);
                 match (code, page) {
-                    (Ok(code), Ok(page)) if sealed => assert_eq!(anchor_said(&code), page, "{field}"),
+                    (Ok(code), Ok(page)) if sealed => {
+                        assert_eq!(anchor_said(&code), page, "{field}");
+                    }
                     (Err(_), Err(_)) => {}
                     (code, page) => panic!("{field}, sealed {sealed}: {code:?}, {page:?}"),
                 }
@@ -197,7 +201,7 @@ fn a_changed_header_is_refused_or_read_alike() {
         for (header, entries) in golden_records() {
             let offset = header.offset;
             // Both look at no more than the header says, or nothing follows that could be one.
-            let bytes = ring_bytes(&geometry, &images, offset, header.len());
+            let bytes = ring_bytes(&geometry, &images, offset, header.header_len());
             let seal = |bytes: &mut [u8]| {
                 let epoch: [u8; 4] = bytes[32..36].try_into().unwrap();
                 bytes[CRC_AT..CRC_AT + 4].fill(0);
@@ -210,13 +214,23 @@ fn a_changed_header_is_refused_or_read_alike() {
                 match (code, page) {
                     (Ok(code), Ok(page)) if sealed => assert_eq!(said(&code), page, "{field}"),
                     (Err(_), Err(_)) => {}
-                    (code, page) => panic!("{field} at {offset}, sealed {sealed}: {code:?}, {page:?}"),
+                    (code, page) => {
+                        panic!("{field} at {offset}, sealed {sealed}: {code:?}, {page:?}")
+                    }
                 }
             };
-            let entry_fields = (0..entries.len())
-                .flat_map(|i| ENTRY.iter().map(move |field| Field { at: 128 + 32 * i + field.at, ..*field }));
+            let entry_fields = (0..entries.len()).flat_map(|i| {
+                ENTRY.iter().map(move |field| Field {
+                    at: 128 + 32 * i + field.at,
+                    ..*field
+                })
+            });
             let checksums = 128 + 32 * entries.len();
-            let rest = Field { name: "checksums and padding", at: checksums, size: bytes.len() - checksums };
+            let rest = Field {
+                name: "checksums and padding",
+                at: checksums,
+                size: bytes.len() - checksums,
+            };
             let fields = RECORD.iter().copied().chain(entry_fields).chain([rest]);
             for_each_change(&bytes, fields, seal, check);
         }
@@ -231,7 +245,7 @@ fn a_changed_byte_of_a_payload_is_noticed_by_both() {
         let frame = frame_of(&geometry);
         for (header, _) in golden_records() {
             let bytes = ring_bytes(&geometry, &images, header.offset, header.record_len());
-            let (head, payload) = bytes.split_at(to_usize(header.len()));
+            let (head, payload) = bytes.split_at(to_usize(header.header_len()));
             let record = Record::decode(head, header.offset, &frame).unwrap();
             for at in (0..payload.len()).step_by(37) {
                 let mut payload = payload.to_vec();
@@ -239,9 +253,14 @@ fn a_changed_byte_of_a_payload_is_noticed_by_both() {
                 assert!(record.check_payload(&payload, &frame).is_err(), "byte {at}");
 
                 let frame_start = at / 4096 * 4096;
-                let offset = (header.offset + header.len() + to_u64(frame_start)) % RING;
+                let offset = (header.offset + header.header_len() + to_u64(frame_start)) % RING;
                 let bytes = &payload[frame_start..frame_start + to_usize(FRAME)];
-                let found = crc(&[&UUID.0, &header.epoch.0.to_le_bytes(), &offset.to_le_bytes(), bytes]);
+                let found = crc(&[
+                    &UUID.0,
+                    &header.epoch.0.to_le_bytes(),
+                    &offset.to_le_bytes(),
+                    bytes,
+                ]);
                 assert_ne!(found, record.frame_checksums[at / 4096], "byte {at}");
             }
         }

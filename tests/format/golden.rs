@@ -25,9 +25,15 @@ pub struct Golden {
 }
 
 /// Two members and a journal of its own.
-pub const DETACHED: Golden = Golden { name: "v1-detached", parts: &["member-0", "member-1", "journal"] };
+pub const DETACHED: Golden = Golden {
+    name: "v1-detached",
+    parts: &["member-0", "member-1", "journal"],
+};
 /// Two members with the journal in their middle.
-pub const MIDDLE: Golden = Golden { name: "v1-middle", parts: &["member-0", "member-1"] };
+pub const MIDDLE: Golden = Golden {
+    name: "v1-middle",
+    parts: &["member-0", "member-1"],
+};
 
 impl Golden {
     fn file(&self, folder: &Path, part: &str) -> PathBuf {
@@ -57,13 +63,22 @@ impl Golden {
     /// What its array is.
     pub fn shape(&self) -> Shape {
         let detached = self.name == DETACHED.name;
-        let (placement, chunk) =
-            if detached { (Placement::Detached, 4 * KIB) } else { (Placement::Middle, 8 * KIB) };
+        let (placement, chunk) = if detached {
+            (Placement::Detached, 4 * KIB)
+        } else {
+            (Placement::Middle, 8 * KIB)
+        };
         let journal_size = journal_size_min(placement, 2, chunk, MAX_IO);
         let region = if detached { 0 } else { journal_size / 2 };
         // Room for 16 chunks, the reserved bitmap and an odd sector that nothing can use.
         let member_size = 2 * MARGIN + region + 16 * chunk + FRAME + 512;
-        Shape { members: 2, chunk, member_size, placement, journal_size }
+        Shape {
+            members: 2,
+            chunk,
+            member_size,
+            placement,
+            journal_size,
+        }
     }
 
     /// Makes it: two lives, both ended by a crash of the daemon. See `golden/README.md`.
@@ -74,7 +89,11 @@ impl Golden {
         life.ask(&[Ask::Flush]);
         // Replay brings them home and a MARK says so.
         life.wait(Duration::from_secs(3));
-        life.ask(&[Ask::Write(4, 2), Ask::Discard(100, 8), Ask::ZeroesKept(40, 24)]);
+        life.ask(&[
+            Ask::Write(4, 2),
+            Ask::Discard(100, 8),
+            Ask::ZeroesKept(40, 24),
+        ]);
         life.ask(&[Ask::WriteNow(200, 1)]);
         life.ask(&[Ask::Zeroes(21, 1), Ask::Write(14, 16)]);
         drop(life);
@@ -103,7 +122,10 @@ fn render(image: &[u8]) -> String {
 
 fn parse(text: &str) -> Vec<u8> {
     let mut lines = text.lines();
-    let size = lines.next().and_then(|line| line.strip_prefix("size ")).expect("a size first");
+    let size = lines
+        .next()
+        .and_then(|line| line.strip_prefix("size "))
+        .expect("a size first");
     let mut image = vec![0; to_usize(size.parse().expect("a number"))];
     for line in lines {
         let (offset, digits) = line.split_once(':').expect("an offset before the bytes");

@@ -19,7 +19,9 @@ use std::path::Path;
 use ujournal::journal::anchor::{Anchor, Closed, RingPlace};
 use ujournal::journal::assemble::{Set, assemble};
 use ujournal::journal::geometry::{Geometry, Placement, superblock_places};
-use ujournal::journal::record::{Entry, EntryOp, Frame, Header, HeaderWriter, Kind, LifeSeed, Record};
+use ujournal::journal::record::{
+    Entry, EntryOp, Frame, Header, HeaderWriter, Kind, LifeSeed, Record,
+};
 use ujournal::journal::superblock::{Cleanliness, Health, Marks, Phase, Role, Superblock};
 use ujournal::units::{Epoch, FRAME, KIB, Lba, MIB, Seq, to_u64, to_usize};
 
@@ -37,7 +39,11 @@ fn assembled(images: Vec<Vec<u8>>) -> Set {
 }
 
 fn frame_of(geometry: &Geometry) -> Frame {
-    Frame { uuid: UUID, ring_size: geometry.ring.size(), device_sectors: geometry.sectors() }
+    Frame {
+        uuid: UUID,
+        ring_size: geometry.ring.size(),
+        device_sectors: geometry.sectors(),
+    }
 }
 
 /// `len` bytes of the ring from `offset` on.
@@ -45,7 +51,9 @@ fn ring_bytes(geometry: &Geometry, images: &[Vec<u8>], offset: u64, len: u64) ->
     let pieces = geometry.ring.pieces(offset, len);
     let bytes = pieces.flat_map(|piece| {
         let at = to_usize(piece.offset.0);
-        images[piece.part.index()][at..at + to_usize(piece.len)].iter().copied()
+        images[piece.part.index()][at..at + to_usize(piece.len)]
+            .iter()
+            .copied()
     });
     bytes.collect()
 }
@@ -85,15 +93,30 @@ fn golden_superblocks_say_what_they_said() {
         for offset in superblock_places(part_size) {
             let bytes = frame_at(image, offset.0);
             let found = Superblock::decode(bytes);
-            assert_eq!(found, Ok(expected.clone()), "{role} of {} at {offset}", golden.name);
-            assert_eq!(expected.encode(), bytes, "{role} of {} at {offset}", golden.name);
+            assert_eq!(
+                found,
+                Ok(expected.clone()),
+                "{role} of {} at {offset}",
+                golden.name
+            );
+            assert_eq!(
+                expected.encode(),
+                bytes,
+                "{role} of {} at {offset}",
+                golden.name
+            );
         }
     };
     let images = DETACHED.load();
     let size = 2 * MIB + 16 * 4 * KIB + 4096 + 512;
     check(&DETACHED, &images[0], Role::Member(0), size);
     check(&DETACHED, &images[1], Role::Member(1), size + 12_288);
-    check(&DETACHED, &images[2], Role::Journal, 2 * MIB + 2 * 4096 + RING);
+    check(
+        &DETACHED,
+        &images[2],
+        Role::Journal,
+        2 * MIB + 2 * 4096 + RING,
+    );
 
     let images = MIDDLE.load();
     let size = 2 * MIB + RING / 2 + 2 * 8 * KIB + 16 * 8 * KIB + 4096 + 512;
@@ -102,7 +125,10 @@ fn golden_superblocks_say_what_they_said() {
 }
 
 fn place(seq: Seq, frames: u64) -> RingPlace {
-    RingPlace { seq, offset: frames * FRAME }
+    RingPlace {
+        seq,
+        offset: frames * FRAME,
+    }
 }
 
 fn seq(epoch: u32, counter: u64) -> Seq {
@@ -140,14 +166,24 @@ fn golden_anchors_say_what_they_said() {
         let places = Geometry::new(golden.shape()).unwrap().anchors;
         for (offset, expected) in places.copies.into_iter().zip(golden_anchors()) {
             let bytes = frame_at(&images[places.part.index()], offset.0);
-            assert_eq!(Anchor::decode(bytes, UUID, RING), Ok(expected), "{} at {offset}", golden.name);
+            assert_eq!(
+                Anchor::decode(bytes, UUID, RING),
+                Ok(expected),
+                "{} at {offset}",
+                golden.name
+            );
             assert_eq!(expected.encode(), bytes, "{} at {offset}", golden.name);
         }
     }
 }
 
 fn entry(op: EntryOp, lba: u64, sectors: u32, payload_at: u32) -> Entry {
-    Entry { op, lba: Lba(lba), sectors, payload_at }
+    Entry {
+        op,
+        lba: Lba(lba),
+        sectors,
+        payload_at,
+    }
 }
 
 /// Every record in the ring, in order: the first one is at home already.
@@ -161,7 +197,7 @@ fn golden_records() -> Vec<(Header, Vec<Entry>)> {
             number,
             offset: frames * FRAME,
             prev_seq: Seq::NONE,
-            count: u32::try_from(entries.len()).unwrap(),
+            count: u32::try_from(entries.len()).expect("a few entries"),
             payload_len,
             tail,
             durable: Seq::NONE,
@@ -170,8 +206,16 @@ fn golden_records() -> Vec<(Header, Vec<Entry>)> {
     };
     use EntryOp::{Discard, Write, Zeroes, ZeroesKept};
     let requests = Kind::Requests;
-    let three_writes = vec![entry(Write, 0, 8, 0), entry(Write, 21, 3, 4096), entry(Write, 100, 5, 5632)];
-    let mixed = vec![entry(Write, 4, 2, 0), entry(Discard, 100, 8, 0), entry(ZeroesKept, 40, 24, 0)];
+    let three_writes = vec![
+        entry(Write, 0, 8, 0),
+        entry(Write, 21, 3, 4096),
+        entry(Write, 100, 5, 5632),
+    ];
+    let mixed = vec![
+        entry(Write, 4, 2, 0),
+        entry(Discard, 100, 8, 0),
+        entry(ZeroesKept, 40, 24, 0),
+    ];
     let overlap = vec![entry(Zeroes, 21, 1, 0), entry(Write, 14, 16, 0)];
     let mut records = vec![
         record(Kind::Start, 1, 0, 0, 0, vec![]),
@@ -213,15 +257,22 @@ fn golden_records_say_what_they_said() {
             let what = format!("{} at {}", golden.name, header.offset);
             let record = Record::decode(&bytes, header.offset, &frame);
             let record = record.unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert_eq!((record.header, &record.entries), (header, &entries), "{what}");
-            let (head, payload) = bytes.split_at(to_usize(header.len()));
+            assert_eq!(
+                (record.header, &record.entries),
+                (header, &entries),
+                "{what}"
+            );
+            let (head, payload) = bytes.split_at(to_usize(header.header_len()));
             assert_eq!(record.check_payload(payload, &frame), Ok(()), "{what}");
 
             let seed = LifeSeed::new(UUID, header.epoch);
             let checksums = record.frame_checksums.into_iter();
             let mut writer = HeaderWriter::new(UUID);
             let again = writer.write(seed, &header, entries.into_iter(), checksums);
-            assert!(again == head, "{what}: the same header is written in other bytes");
+            assert!(
+                again == head,
+                "{what}: the same header is written in other bytes"
+            );
         }
     }
 }
@@ -261,7 +312,11 @@ fn the_golden_arrays_can_be_made_again() {
         let array = golden.make();
         let found = reader::read(&array.images()).unwrap();
         assert!(found.device == array.device, "{}", golden.name);
-        assert!(array.device == golden_device(to_u64(array.device.len()) / 512), "{}", golden.name);
+        assert!(
+            array.device == golden_device(to_u64(array.device.len()) / 512),
+            "{}",
+            golden.name
+        );
         if let Some(folder) = std::env::var_os("GOLDEN_OUT") {
             golden.store(Path::new(&folder), &array.images());
         }

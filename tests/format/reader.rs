@@ -34,7 +34,11 @@ pub fn crc(strings: &[&[u8]]) -> u32 {
     for byte in strings.iter().copied().flatten() {
         crc ^= u32::from(*byte);
         for _ in 0..8 {
-            crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+            crc = if crc & 1 == 1 {
+                (crc >> 1) ^ 0x82f6_3b78
+            } else {
+                crc >> 1
+            };
         }
     }
     !crc
@@ -107,8 +111,14 @@ pub const CRC_AT: usize = 12;
 
 impl Superblock {
     pub fn parse(bytes: &[u8]) -> Result<Superblock, Bad> {
-        need(bytes.len() == 4096 && &bytes[..8] == b"ujournal", "no superblock")?;
-        need(u32_at(bytes, CRC_AT) == crc_without(&[], bytes, CRC_AT), "superblock checksum")?;
+        need(
+            bytes.len() == 4096 && &bytes[..8] == b"ujournal",
+            "no superblock",
+        )?;
+        need(
+            u32_at(bytes, CRC_AT) == crc_without(&[], bytes, CRC_AT),
+            "superblock checksum",
+        )?;
         need(u32_at(bytes, 8) == 1, "superblock version")?;
         need(u64_at(bytes, 80) == 0, "incompat")?;
         let name = &bytes[32..64];
@@ -152,10 +162,22 @@ impl Superblock {
             1 => need(s.role_index == 0 && journals == 1, "role")?,
             _ => return bad("role"),
         }
-        need(s.phase <= 1 && s.state <= 2 && s.marks <= 3 && s.clean <= 1, "a small field")?;
-        need([s.part_size, s.member_size, s.journal_size].iter().all(|n| *n <= 1 << 56), "size")?;
+        need(
+            s.phase <= 1 && s.state <= 2 && s.marks <= 3 && s.clean <= 1,
+            "a small field",
+        )?;
+        need(
+            [s.part_size, s.member_size, s.journal_size]
+                .iter()
+                .all(|n| *n <= 1 << 56),
+            "size",
+        )?;
         Geometry::new(s)?;
-        let least = if s.role == 0 { s.member_size } else { s.journal_size };
+        let least = if s.role == 0 {
+            s.member_size
+        } else {
+            s.journal_size
+        };
         need(s.part_size >= least, "part_size")?;
         need(bytes[176..].iter().all(|byte| *byte == 0), "reserved")?;
         Ok(superblock)
@@ -188,7 +210,11 @@ pub struct Geometry {
 impl Geometry {
     pub fn new(s: &Superblock) -> Result<Geometry, Bad> {
         let (n, c) = (s.members, s.chunk);
-        let r = if s.placement == 0 { 0 } else { up(s.journal_size, c * n) / n };
+        let r = if s.placement == 0 {
+            0
+        } else {
+            up(s.journal_size, c * n) / n
+        };
         let u = s.member_size.saturating_sub(2 * MARGIN + r);
         let b = up(ceil(ceil(u, 65536), 8), FRAME);
         let l = down(u.saturating_sub(b), c);
@@ -235,23 +261,40 @@ impl Geometry {
     pub fn data(&self, b: u64) -> Place {
         let k = b / self.chunk;
         let within = k / self.members * self.chunk + b % self.chunk;
-        let skip = if self.placement == 2 && within >= self.half { self.region_len } else { 0 };
-        Place { part: size(k % self.members), offset: self.data_at + within + skip }
+        let skip = if self.placement == 2 && within >= self.half {
+            self.region_len
+        } else {
+            0
+        };
+        Place {
+            part: size(k % self.members),
+            offset: self.data_at + within + skip,
+        }
     }
 
     /// Where byte `x` of the ring lies.
     pub fn ring(&self, x: u64) -> Place {
         if self.placement == 0 {
-            return Place { part: size(self.members), offset: self.region_at + FRAME + x };
+            return Place {
+                part: size(self.members),
+                offset: self.region_at + FRAME + x,
+            };
         }
         let k = x / self.chunk;
         let within = k / self.members * self.chunk + x % self.chunk;
-        Place { part: size(k % self.members), offset: self.region_at + self.chunk + within }
+        Place {
+            part: size(k % self.members),
+            offset: self.region_at + self.chunk + within,
+        }
     }
 
     /// The part with the anchors, which speaks for the journal.
     pub fn journal_part(&self) -> usize {
-        if self.placement == 0 { size(self.members) } else { 0 }
+        if self.placement == 0 {
+            size(self.members)
+        } else {
+            0
+        }
     }
 
     pub fn anchors(&self) -> [u64; 2] {
@@ -259,7 +302,10 @@ impl Geometry {
     }
 
     pub fn payload_max(&self) -> u64 {
-        (1 << 20).min(down(((self.ring - 262_144) / 8).saturating_sub(12_288), FRAME))
+        (1 << 20).min(down(
+            ((self.ring - 262_144) / 8).saturating_sub(12_288),
+            FRAME,
+        ))
     }
 
     pub fn span(&self) -> u64 {
@@ -283,8 +329,14 @@ pub struct Anchor {
 
 impl Anchor {
     pub fn parse(bytes: &[u8], uuid: [u8; 16], ring: u64) -> Result<Anchor, Bad> {
-        need(bytes.len() == 4096 && &bytes[..8] == b"ujanchor", "no anchor")?;
-        need(u32_at(bytes, CRC_AT) == crc_without(&[], bytes, CRC_AT), "anchor checksum")?;
+        need(
+            bytes.len() == 4096 && &bytes[..8] == b"ujanchor",
+            "no anchor",
+        )?;
+        need(
+            u32_at(bytes, CRC_AT) == crc_without(&[], bytes, CRC_AT),
+            "anchor checksum",
+        )?;
         need(u32_at(bytes, 8) == 1, "anchor version")?;
         need(bytes[16..32] == uuid, "anchor of another array")?;
         let closed = u32_at(bytes, 100);
@@ -300,7 +352,10 @@ impl Anchor {
             closed: closed == 1,
         };
         for offset in [anchor.tail.1, anchor.head_offset] {
-            need(offset < ring && offset % FRAME == 0, "anchor offset")?;
+            need(
+                offset < ring && offset.is_multiple_of(FRAME),
+                "anchor offset",
+            )?;
         }
         need(anchor.epoch < 1 << 20, "anchor epoch")?;
         need(closed <= 1, "closed")?;
@@ -350,31 +405,57 @@ pub struct Scope {
 impl Header {
     /// The valid header at ring offset `x`. `bytes` has at least 12 KiB, or goes on to the ring's end twice.
     pub fn parse(bytes: &[u8], x: u64, scope: &Scope) -> Result<Header, Bad> {
-        need(&bytes[..8] == b"ujrecord" && u16_at(bytes, 8) == 1, "no record")?;
+        need(
+            &bytes[..8] == b"ujrecord" && u16_at(bytes, 8) == 1,
+            "no record",
+        )?;
         let header_len = u64::from(u32_at(bytes, 96));
         need([4096, 8192, 12_288].contains(&header_len), "header_len")?;
-        let Some(bytes) = bytes.get(..size(header_len)) else { return bad("header_len") };
+        let Some(bytes) = bytes.get(..size(header_len)) else {
+            return bad("header_len");
+        };
         need(bytes[16..32] == scope.uuid, "record of another array")?;
         need(u64_at(bytes, 48) == x, "record of another place")?;
         let epoch = u32_at(bytes, 32);
         let seed: [&[u8]; 3] = [&scope.uuid, &epoch.to_le_bytes(), &x.to_le_bytes()];
-        need(u32_at(bytes, CRC_AT) == crc_without(&seed, bytes, CRC_AT), "header checksum")?;
+        need(
+            u32_at(bytes, CRC_AT) == crc_without(&seed, bytes, CRC_AT),
+            "header checksum",
+        )?;
 
         let (count, payload_len) = (u32_at(bytes, 36), u64::from(u32_at(bytes, 100)));
         let (kind, number) = (bytes[10], u64_at(bytes, 40));
-        need(epoch < 1 << 20 && kind <= 4 && count <= 256, "epoch, kind or count")?;
+        need(
+            epoch < 1 << 20 && kind <= 4 && count <= 256,
+            "epoch, kind or count",
+        )?;
         need((kind == 0) == (count > 0), "count of this kind")?;
         need(payload_len <= scope.payload_max, "payload_len")?;
         let frames = ceil(payload_len, FRAME);
-        need(header_len == up(128 + 32 * u64::from(count) + 4 * frames, FRAME), "header_len")?;
+        need(
+            header_len == up(128 + 32 * u64::from(count) + 4 * frames, FRAME),
+            "header_len",
+        )?;
 
         let (prev_seq, durable_seq) = (u64_at(bytes, 56), u64_at(bytes, 88));
         let tail = (u64_at(bytes, 72), u64_at(bytes, 80));
-        need(tail.1 < scope.ring && tail.1 % FRAME == 0, "tail_offset")?;
-        need(tail.0 <= durable_seq && durable_seq <= prev_seq, "tail_seq or durable_seq")?;
+        need(
+            tail.1 < scope.ring && tail.1.is_multiple_of(FRAME),
+            "tail_offset",
+        )?;
+        need(
+            tail.0 <= durable_seq && durable_seq <= prev_seq,
+            "tail_seq or durable_seq",
+        )?;
         need(number < u64::MAX, "number")?;
-        need(prev_seq >> 44 <= u64::from(epoch), "prev_seq of a later life")?;
-        need(prev_seq % (1 << 44) <= (1 << 44) - 257, "prev_seq at its end")?;
+        need(
+            prev_seq >> 44 <= u64::from(epoch),
+            "prev_seq of a later life",
+        )?;
+        need(
+            prev_seq % (1 << 44) <= (1 << 44) - 257,
+            "prev_seq at its end",
+        )?;
         let first_seq = prev_seq.max(u64::from(epoch) << 44) + 1;
         need(u64_at(bytes, 64) == first_seq, "first_seq")?;
 
@@ -392,13 +473,21 @@ impl Header {
             durable_seq,
             header_len,
             payload_len,
-            entries: (0..size(u64::from(count))).map(entry).collect::<Result<_, Bad>>()?,
-            frames: (0..size(frames)).map(|i| u32_at(bytes, checksums + 4 * i)).collect(),
+            entries: (0..size(u64::from(count)))
+                .map(entry)
+                .collect::<Result<_, Bad>>()?,
+            frames: (0..size(frames))
+                .map(|i| u32_at(bytes, checksums + 4 * i))
+                .collect(),
         })
     }
 
     pub fn last_seq(&self) -> u64 {
-        if self.count == 0 { self.prev_seq } else { self.first_seq + u64::from(self.count) - 1 }
+        if self.count == 0 {
+            self.prev_seq
+        } else {
+            self.first_seq + u64::from(self.count) - 1
+        }
     }
 
     pub fn len(&self) -> u64 {
@@ -416,14 +505,24 @@ fn parse_entry(bytes: &[u8], payload_len: u64, scope: &Scope) -> Result<Entry, B
         payload_at: u32_at(bytes, 16),
         stored_len: u32_at(bytes, 20),
     };
-    need((1..=3).contains(&op) && (flags == 0 || (op == 2 && flags == 1)), "op or flags")?;
+    need(
+        (1..=3).contains(&op) && (flags == 0 || (op == 2 && flags == 1)),
+        "op or flags",
+    )?;
     need(bytes[1] == 0, "codec")?;
     let end = entry.lba.checked_add(u64::from(entry.sectors));
-    need(entry.sectors > 0 && end.is_some_and(|end| end <= scope.device_sectors), "lba")?;
-    let stored = if op == 1 { u64::from(entry.sectors) * SECTOR } else { 0 };
+    need(
+        entry.sectors > 0 && end.is_some_and(|end| end <= scope.device_sectors),
+        "lba",
+    )?;
+    let stored = if op == 1 {
+        u64::from(entry.sectors) * SECTOR
+    } else {
+        0
+    };
     need(u64::from(entry.stored_len) == stored, "stored_len")?;
     let inside = u64::from(entry.payload_at) + stored <= payload_len;
-    need(entry.payload_at % 512 == 0 && inside, "payload_at")?;
+    need(entry.payload_at.is_multiple_of(512) && inside, "payload_at")?;
     Ok(entry)
 }
 
@@ -443,7 +542,10 @@ pub struct Found {
 
 /// Reads an array from the images of its parts: the members in order, then a detached journal.
 pub fn read(parts: &[Vec<u8>]) -> Result<Found, Bad> {
-    let superblocks = parts.iter().map(|part| newest_superblock(part)).collect::<Result<Vec<_>, Bad>>()?;
+    let superblocks = parts
+        .iter()
+        .map(|part| newest_superblock(part))
+        .collect::<Result<Vec<_>, Bad>>()?;
     let geometry = Geometry::new(&superblocks[0])?;
     belong_together(&superblocks, parts, &geometry)?;
     let journal = &superblocks[geometry.journal_part()];
@@ -453,7 +555,13 @@ pub fn read(parts: &[Vec<u8>]) -> Result<Found, Bad> {
         payload_max: geometry.payload_max(),
         device_sectors: geometry.device() / SECTOR,
     };
-    Ring { parts, geometry: &geometry, scope, newest: journal.epoch }.scan()
+    Ring {
+        parts,
+        geometry: &geometry,
+        scope,
+        newest: journal.epoch,
+    }
+    .scan()
 }
 
 fn newest_superblock(part: &[u8]) -> Result<Superblock, Bad> {
@@ -470,7 +578,11 @@ fn newest_superblock(part: &[u8]) -> Result<Superblock, Bad> {
     }
 }
 
-fn belong_together(superblocks: &[Superblock], parts: &[Vec<u8>], geometry: &Geometry) -> Result<(), Bad> {
+fn belong_together(
+    superblocks: &[Superblock],
+    parts: &[Vec<u8>],
+    geometry: &Geometry,
+) -> Result<(), Bad> {
     let first = &superblocks[0];
     let expected = size(geometry.members) + usize::from(first.placement == 0);
     need(superblocks.len() == expected, "the number of parts")?;
@@ -485,12 +597,22 @@ fn belong_together(superblocks: &[Superblock], parts: &[Vec<u8>], geometry: &Geo
             )
         };
         need(what(sb) == what(first), "parts disagree")?;
-        let role = if i < size(geometry.members) { (0, i) } else { (1, 0) };
+        let role = if i < size(geometry.members) {
+            (0, i)
+        } else {
+            (1, 0)
+        };
         need((sb.role, usize::from(sb.role_index)) == role, "role")?;
         need(sb.phase == 1, "forming")?;
-        need(sb.part_size <= u64::try_from(parts[i].len()).expect("64 bits"), "shrunk")?;
+        need(
+            sb.part_size <= u64::try_from(parts[i].len()).expect("64 bits"),
+            "shrunk",
+        )?;
         need(sb.epoch <= journal.epoch, "the journal is stale")?;
-        need(i == geometry.journal_part() || sb.epoch >= journal.members_at, "a member is stale")?;
+        need(
+            i == geometry.journal_part() || sb.epoch >= journal.members_at,
+            "a member is stale",
+        )?;
     }
     Ok(())
 }
@@ -535,8 +657,12 @@ impl Ring<'_> {
             let at = payload + FRAME * i;
             let offset = at % self.geometry.ring;
             let bytes = self.bytes(at, FRAME);
-            let seed: [&[u8]; 4] =
-                [&self.scope.uuid, &header.epoch.to_le_bytes(), &offset.to_le_bytes(), &bytes];
+            let seed: [&[u8]; 4] = [
+                &self.scope.uuid,
+                &header.epoch.to_le_bytes(),
+                &offset.to_le_bytes(),
+                &bytes,
+            ];
             need(crc(&seed) == *expected, "frame checksum")?;
         }
         Ok(header)
@@ -578,7 +704,11 @@ impl Ring<'_> {
             (false, false) => 2 * self.geometry.span(),
         };
         let limit = begin + reach.min(w - FRAME);
-        let at_anchor = End { epoch: anchor.epoch, number: anchor.head_number, seq: anchor.head_seq };
+        let at_anchor = End {
+            epoch: anchor.epoch,
+            number: anchor.head_number,
+            seq: anchor.head_seq,
+        };
         let (mut head, mut end) = (begin, at_anchor);
         let mut walked = Vec::new();
         while head < limit {
@@ -586,16 +716,24 @@ impl Ring<'_> {
             if !self.follows(&header, end) {
                 break;
             }
-            end = End { epoch: header.epoch, number: header.number, seq: header.last_seq() };
+            end = End {
+                epoch: header.epoch,
+                number: header.number,
+                seq: header.last_seq(),
+            };
             let len = header.len();
             walked.push((head, header));
             head += len;
         }
 
-        for x in (head..limit).step_by(4096) { // 3.
+        for x in (head..limit).step_by(4096) {
+            // 3.
             if let Ok(header) = self.header(x) {
                 let known = (end.epoch..=self.newest).contains(&header.epoch);
-                need(!(known && header.durable_seq > end.seq), "acknowledged data is damaged")?;
+                need(
+                    !(known && header.durable_seq > end.seq),
+                    "acknowledged data is damaged",
+                )?;
             }
         }
 
@@ -618,13 +756,20 @@ impl Ring<'_> {
                 Some(before) => self.follows(&header, before),
             };
             need(fits, "a record before the anchor is not the next one")?;
-            before = Some(End { epoch: header.epoch, number: header.number, seq: header.last_seq() });
+            before = Some(End {
+                epoch: header.epoch,
+                number: header.number,
+                seq: header.last_seq(),
+            });
             let len = header.len();
             records.push((at, header));
             at += len;
         }
         if tail_at < begin {
-            need(at == begin && before == Some(at_anchor), "the records do not end at the anchor")?;
+            need(
+                at == begin && before == Some(at_anchor),
+                "the records do not end at the anchor",
+            )?;
         }
         records.extend(walked.into_iter().filter(|(at, _)| *at >= tail_at)); // 6.
 
@@ -653,7 +798,8 @@ impl Ring<'_> {
                 let to = from + size(u64::from(entry.sectors) * SECTOR);
                 if entry.op == 1 {
                     let payload = at + header.header_len + u64::from(entry.payload_at);
-                    device[from..to].copy_from_slice(&self.bytes(payload, u64::from(entry.stored_len)));
+                    device[from..to]
+                        .copy_from_slice(&self.bytes(payload, u64::from(entry.stored_len)));
                 } else {
                     device[from..to].fill(0);
                 }
