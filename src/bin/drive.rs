@@ -106,7 +106,7 @@ struct Serve {
     #[arg(long)]
     discard: bool,
     /// Requests at once.
-    #[arg(long, default_value = "128")]
+    #[arg(long, default_value = "64")]
     depth: u16,
     /// Share of the cache that is destaged in a second at leisure, in percent; 0: only when it must.
     #[arg(long, default_value = "10")]
@@ -215,26 +215,31 @@ fn serve_here(serve: &Serve) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut left = serve.count;
-        while left > 0 {
+        let mut drives: Vec<Option<Running>> = drives.into_iter().map(Some).collect();
+        let mut result = Ok(());
+        while drives.iter().any(Option::is_some) {
             tokio::select! {
-                _ = has_ended.recv() => left -= 1,
-                _ = terminate.recv() => stop_all(&drives),
-                _ = interrupt.recv() => stop_all(&drives),
+                number = has_ended.recv() => {
+                    let number = to_usize(u64::from(number.expect("this function has a sender, too")));
+                    let drive = drives[number].take().expect("a drive ends once");
+                    result = result.and(finish(drive));
+                }
+                _ = terminate.recv() => stop_all(drives.iter().flatten()),
+                _ = interrupt.recv() => stop_all(drives.iter().flatten()),
             }
         }
-        Ok::<(), io::Error>(())
-    })?;
+        result
+    });
     finished.store(true, Ordering::Relaxed);
     if let Some(status) = status {
         status
             .join()
             .map_err(|_| anyhow!("the status thread panicked"))?;
     }
-    drives.into_iter().try_for_each(finish)
+    result
 }
 
 type Running = (Serving<Drive>, Arc<Gauge>);
@@ -305,11 +310,18 @@ fn start(serve: &Serve, number: u32, ended: mpsc::UnboundedSender<u32>) -> Resul
     let gauge = drive.gauge();
     let device = Device::create(&parameters)?;
     let id = device.id();
-    let serving = device.serve(drive, move || {
+    let served = device.serve(drive, move || {
         if ended.send(number).is_err() {
             info!(number, "ended while the process is ending");
         }
-    })?;
+    });
+    let serving = match served {
+        Ok(serving) => serving,
+        Err(error) => {
+            Device::delete(id)?;
+            return Err(error.into());
+        }
+    };
     info!(id, seed, size, "drive");
     if let Err(error) = serving.start(&Tuning {
         read_ahead_kib: 128,
@@ -365,7 +377,7 @@ fn open_store(serve: &Serve, number: u32) -> Result<(File, u64, u64)> {
     Ok((file, begin + size * u64::from(number), size))
 }
 
-fn stop_all(drives: &[Running]) {
+fn stop_all<'a>(drives: impl IntoIterator<Item = &'a Running>) {
     for (serving, _) in drives {
         if let Err(error) = serving.stop() {
             warn!(id = serving.id(), %error, "not stopped");

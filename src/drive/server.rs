@@ -399,12 +399,12 @@ impl Drive {
     }
 
     /// Gives the store sectors beginning with `first`, which may depart: as many as follow and may, up to
-    /// `end`. Says where it ended.
-    fn depart(&mut self, first: u64, end: u64, out: &mut Output<'_>) -> u64 {
+    /// `end`.
+    fn depart(&mut self, first: u64, end: u64, out: &mut Output<'_>) {
         let id = self.free_departures.pop().expect("the caller has looked");
         let staging =
             self.directory.slots() * LINE + to_usize(u64::from(id)) * to_usize(RUN) * SECTOR_BYTES;
-        let end = end.min(first + RUN);
+        let end = end.min(first + RUN).min(self.plan.size / SECTOR);
         let mut sector = first;
         while sector < end {
             let (line, _) = place_of(sector);
@@ -446,7 +446,6 @@ impl Drive {
         self.departures[to_usize(u64::from(id))] = Some(Departure {
             sectors: first..sector,
         });
-        sector
     }
 
     fn arrive(&mut self, id: u32, result: i32) {
