@@ -446,7 +446,7 @@ impl Drive {
                 let at = to_usize((first_sector(line) + to_u64(bit) - sectors.start) * SECTOR);
                 let from = memory_of(slot, bit);
                 buffer[at..at + SECTOR_BYTES]
-                    .copy_from_slice(&self.arena.as_slice()[from..from + SECTOR_BYTES]);
+                    .copy_from_slice(self.arena.range(from..from + SECTOR_BYTES));
             }
         }
     }
@@ -474,7 +474,7 @@ impl Drive {
                 let start = first_sector(line).max(sectors.start);
                 let length = bits(mask).count() * SECTOR_BYTES;
                 let to = memory_of(slot, place_of(start).1);
-                let cache = &mut self.arena.as_mut_slice()[to..to + length];
+                let cache = self.arena.range_mut(to..to + length);
                 if request.op == Op::Write {
                     let from = to_usize((start - sectors.start) * SECTOR);
                     cache.copy_from_slice(&out.tag_buffer(request.tag)[from..from + length]);
@@ -512,9 +512,11 @@ impl Drive {
             while sector < end && place_of(sector).0 == line && may & 1 << place_of(sector).1 != 0 {
                 let from = memory_of(slot, place_of(sector).1);
                 let to = staging + to_usize((sector - first) * SECTOR);
+                let mut bytes = [0; SECTOR_BYTES];
+                bytes.copy_from_slice(self.arena.range(from..from + SECTOR_BYTES));
                 self.arena
-                    .as_mut_slice()
-                    .copy_within(from..from + SECTOR_BYTES, to);
+                    .range_mut(to..to + SECTOR_BYTES)
+                    .copy_from_slice(&bytes);
                 mask |= 1 << place_of(sector).1;
                 sector += 1;
             }
