@@ -125,7 +125,16 @@ pub fn bring_up(
         Residency::Locked,
     )
     .map_err(|error| Failure::failed(sentence(&error)))?;
-    let server = ArrayServer::new(engine, files, commands, depth, operations);
+    #[cfg_attr(
+        not(feature = "broken-flush"),
+        expect(unused_mut, reason = "only a broken build changes it")
+    )]
+    let mut server = ArrayServer::new(engine, files, commands, depth, operations);
+    #[cfg(feature = "broken-flush")]
+    {
+        tracing::error!("this build does not flush its journal: it is made to lose data");
+        server.break_flushes(set.geometry.journal_parts());
+    }
 
     let kind = match (&takeover, report.was_clean) {
         (Some(_), _) => StartKind::Takeover,

@@ -79,6 +79,9 @@ pub struct ArrayServer {
     rate: Rate,
     operations: u16,
     now: Duration,
+    /// The parts that hold the journal, whose flushes are left out: a build that must lose data.
+    #[cfg(feature = "broken-flush")]
+    broken: Vec<PartIndex>,
 }
 
 impl ArrayServer {
@@ -102,7 +105,15 @@ impl ArrayServer {
 
             operations,
             now: Duration::ZERO,
+            #[cfg(feature = "broken-flush")]
+            broken: Vec::new(),
         }
+    }
+
+    /// From now on nothing is done to make the journal on these parts durable, and everybody is told that it is.
+    #[cfg(feature = "broken-flush")]
+    pub fn break_flushes(&mut self, journal_parts: impl Iterator<Item = PartIndex>) {
+        self.broken = journal_parts.collect();
     }
 
     /// The engine, once the queue thread has ended.
@@ -335,6 +346,8 @@ impl Server for ArrayServer {
             out,
             meter: &mut self.meter,
             now,
+            #[cfg(feature = "broken-flush")]
+            broken: &self.broken,
         };
         self.engine.advance(now, &mut port);
         self.attend(now);
@@ -358,6 +371,8 @@ struct RingPort<'a, 'b> {
     out: &'a mut Output<'b>,
     meter: &'a mut Meter,
     now: Duration,
+    #[cfg(feature = "broken-flush")]
+    broken: &'a [PartIndex],
 }
 
 impl Port for RingPort<'_, '_> {
@@ -372,6 +387,16 @@ impl Port for RingPort<'_, '_> {
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
         let (id, file) = (u32::from(id.0), FileSlot(part.0));
         match operation {
+            #[cfg(feature = "broken-flush")]
+            Operation::Flush if self.broken.contains(&part) => self.out.pretend_to_flush(id),
+            #[cfg(feature = "broken-flush")]
+            Operation::Write {
+                offset, segments, ..
+            } if self.broken.contains(&part) => {
+                let (segments, count) = translated(segments);
+                self.out
+                    .write(id, file, offset.0, &segments[..count], WriteMode::Plain);
+            }
             Operation::Read { offset, segments } => {
                 let (segments, count) = translated(segments);
                 self.out.read(id, file, offset.0, &segments[..count]);

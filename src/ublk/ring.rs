@@ -294,6 +294,13 @@ impl Ring {
         );
     }
 
+    /// Nothing at all, which then ends like everything else.
+    #[cfg(feature = "broken-flush")]
+    pub fn nothing(&mut self, id: u32) {
+        self.take(id, &[]);
+        self.push(opcode::Nop::new().build(), u64::from(id));
+    }
+
     /// `fallocate`.
     pub fn zero(&mut self, id: u32, file: FileSlot, offset: u64, length: u64, unmap: Unmap) {
         let file = self.file(file);

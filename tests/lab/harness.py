@@ -205,9 +205,25 @@ class Stamps:
     def wait_for_acknowledgement(self, since):
         """When the first write was acknowledged that came after the moment `since`."""
         def look():
-            self.check()
-            return next((when for when in self.acknowledged() if when > since), None)
+            return next((when for when in self.new_acknowledgements() if when > since), None)
         return wait_until(look, "the next acknowledged stamp")
+
+    def pause_after(self, moment, until):
+        """How long after `moment`, in nanoseconds, acknowledgements came again; at `until` they do.
+
+        What a daemon had answered before its death is noted for a moment after it, so the first one does not count:
+        what counts is the end of the longest pause.
+        """
+        moments = [moment]
+        while moments[-1] <= until:
+            moments += wait_until(self.new_acknowledgements, "the next acknowledged stamp")
+            moments = [moment] + sorted(when for when in moments if when > moment)
+        pauses = zip(moments, moments[1:])
+        return max(pauses, key=lambda pause: pause[1] - pause[0])[1] - moment
+
+    def new_acknowledgements(self):
+        self.check()
+        return self.acknowledged()
 
     def check(self):
         """It must still be running."""

@@ -6,7 +6,7 @@
 Without --journal the journal is attached, at --placement. Runs as root where ublk is, for instance
 
     ci/lab --disk A --disk B --disk C -- \\
-        tests/lab/kill.py --member /dev/ubda --member /dev/ubdb --journal /dev/ubdc --count 12 --seed 1
+        tests/lab/kill.py --member /dev/ubda --member /dev/ubdb --journal /dev/ubdc --count 16 --seed 1
 
 Destroys what the disks held. Members need 512 MiB each, a journal 256 MiB.
 
@@ -15,8 +15,8 @@ acknowledged and compares what it reads; on the second, a mounted ext4 takes fsy
 SIGKILL, `ujournal start`, and on it goes, without remount and without any error above. Of the kills
 
     a third      come while replay runs, as `status` has just said;
-    an eighth    hit the daemon that is taking over from the kill before;
-    8 (of 12 or more) come in a row with replay held back, so that their lives lie in the ring together;
+    a seventh    hit the daemon that is taking over from the kill before;
+    8 (of 16 or more) come in a row with replay held back, so that their lives lie in the ring together;
     the others   come at random moments.
 
 Now and then and at the end the load stops, everything acknowledged is compared, and a new one begins.
@@ -44,7 +44,7 @@ WRITERS = 32
 IN_FLIGHT_WANTED = 16
 LIVES_WANTED = 8
 # From so many kills on, some are spent on lives that lie in the ring together.
-LIVES_KILLS_MIN = 12
+LIVES_KILLS_MIN = 16
 # The load's log grows with every write, so it begins anew after so many kills.
 KILLS_PER_RUN = 20
 
@@ -73,7 +73,7 @@ def parse_command_line():
     parser.add_argument("--member", action="append", required=True, metavar="DISK")
     parser.add_argument("--journal", metavar="DISK", help="attached without it")
     parser.add_argument("--placement", default="end", choices=("start", "middle", "end"))
-    parser.add_argument("--count", type=int, default=12, metavar="N", help="kills")
+    parser.add_argument("--count", type=int, default=16, metavar="N", help="kills")
     parser.add_argument("--seed", type=int, default=1, metavar="S")
     options = parser.parse_args()
     if options.count < 1:
@@ -84,9 +84,7 @@ def parse_command_line():
 def plan_of(count, source):
     """The kinds of the kills, in order."""
     held = LIVES_WANTED if count >= LIVES_KILLS_MIN else 0
-    replay = -(-count // 3)
-    takeover = -(-count // 8)
-    kinds = ["replay"] * replay + ["takeover"] * takeover
+    kinds = ["takeover"] * -(-count // 7) + ["replay"] * -(-count // 3)
     kinds = (kinds + ["moment"] * count)[:count - held]
     source.shuffle(kinds)
     middle = source.randrange(len(kinds) + 1)
@@ -197,7 +195,8 @@ class KillTest:
         self.stamps_runs += 1
         self.kills_since = 0
         seed = self.options.seed * 1000 + self.stamps_runs
-        self.stamps = Stamps(device, self.log(), seed, "--depth", str(WRITERS), "--fsync-every", "400", "--fua", "2")
+        self.stamps = Stamps(device, self.log(), seed, "--length", "160MiB", "--depth", str(WRITERS),
+                             "--fsync-every", "400", "--fua", "2")
         self.stamps.wait_for_acknowledgement(0)
 
     def compare(self, device):
@@ -219,18 +218,18 @@ class KillTest:
         self.array.configure(settings)
         began = harness.now_ns()
         self.array.start()
-        took = (harness.now_ns() - began) / 1e9
-        # What the dead daemon had answered may be noted for a moment after its death.
-        answered_at = self.stamps.wait_for_acknowledgement(began + 5_000_000)
+        up_at = harness.now_ns()
+        took = (up_at - began) / 1e9
         killed, several = self.dead_since
-        self.gaps["several" if several else "one"].append((answered_at - killed) / 1e6)
+        gap = self.stamps.pause_after(killed, up_at) / 1e6
+        self.gaps["several" if several else "one"].append(gap)
         self.dead_since = None
         self.takeover_seconds = took
         lives = self.array.lives()
         self.lives_max = max(self.lives_max, lives)
         self.files.check()
-        say(f"  taken over in {took * 1000:.0f} ms, acknowledged again {(answered_at - killed) / 1e6:.0f} ms after the "
-            f"kill, {lives} lives in the ring")
+        say(f"  taken over in {took * 1000:.0f} ms, acknowledged again {gap:.0f} ms after the kill, "
+            f"{lives} lives in the ring")
 
     def kill(self, kind):
         """One SIGKILL."""
@@ -240,7 +239,7 @@ class KillTest:
             before = self.pid
             taker = harness.wait_until(lambda: self.array.pid() not in (None, before) and self.array.pid(),
                                        "the daemon that takes over", 60)
-            time.sleep(self.source.uniform(0, self.takeover_seconds))
+            time.sleep(self.source.uniform(0, self.takeover_seconds / 2))
             replaying = False
             in_flight = self.array.in_flight()
         else:
