@@ -11,14 +11,9 @@
 //! ```
 //!
 //! It holds unsafe code because the kernel is given addresses and goes on using them after the call has
-//! returned, which no borrow can express. What makes it sound:
-//!
-//! * The memory outlives the ring. [`TagBuffers`] and the server, which owns the [`Arena`], are dropped
-//!   by whoever joined the queue thread, and the kernel cancels all that a thread has in flight before
-//!   the thread has ended. If the loop panics the process aborts ([`AbortOnPanic`]).
-//! * Every address is computed here, from an index and a length that are asserted to lie inside.
-//! * The memory is plain bytes. If a server breaks its promise and looks at a piece that the kernel is
-//!   writing, it sees old or new bytes, never an invalid value.
+//! returned, which no borrow can express. It is sound because all memory of requests and servers outlives
+//! the ring (`memory.rs` says why), and the vectors and the clock's time live in the [`Ring`], which ends
+//! the process rather than free them while an operation is in flight.
 //!
 //! The ring has room for everything that may be in flight at once, so neither of its queues can overflow.
 
@@ -769,7 +764,7 @@ mod tests {
                 }];
                 bench.ring.read(0, FileSlot(n), 0, &segments, &bench.tags);
                 assert_eq!(bench.complete(), (Owner::Operation(0), 512));
-                assert_eq!(bench.arena.bytes()[..512], [n; 512]);
+                assert_eq!(bench.arena.range(0..512), [n; 512]);
             }
         });
     }
