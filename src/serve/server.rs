@@ -79,6 +79,9 @@ pub struct ArrayServer {
     rate: Rate,
     operations: u16,
     now: Duration,
+    /// The parts that hold the journal, whose flushes are left out: a build that must lose data.
+    #[cfg(feature = "broken-flush")]
+    broken: Vec<PartIndex>,
 }
 
 impl ArrayServer {
@@ -102,7 +105,15 @@ impl ArrayServer {
 
             operations,
             now: Duration::ZERO,
+            #[cfg(feature = "broken-flush")]
+            broken: Vec::new(),
         }
+    }
+
+    /// From now on nothing is done to make the journal on these parts durable, and everybody is told that it is.
+    #[cfg(feature = "broken-flush")]
+    pub fn break_flushes(&mut self, journal_parts: impl Iterator<Item = PartIndex>) {
+        self.broken = journal_parts.collect();
     }
 
     /// The engine, once the queue thread has ended.
@@ -203,6 +214,11 @@ impl ArrayServer {
             Then::Serve | Then::Stop if failed => {
                 let message =
                     "the array has FAILED, and what it holds cannot be brought home: see its log";
+                drop(waiting.done.send(Err(Failure::failed(message))));
+            }
+            Then::Serve | Then::Stop if self.engine.is_held_up() => {
+                let message = "a member returns errors, so not everything can be brought home now; \
+                               the journal keeps it: see the log";
                 drop(waiting.done.send(Err(Failure::failed(message))));
             }
             Then::Serve | Then::Stop | Then::Leave(_) => self.homing.push(waiting),
@@ -330,6 +346,8 @@ impl Server for ArrayServer {
             out,
             meter: &mut self.meter,
             now,
+            #[cfg(feature = "broken-flush")]
+            broken: &self.broken,
         };
         self.engine.advance(now, &mut port);
         self.attend(now);
@@ -353,6 +371,8 @@ struct RingPort<'a, 'b> {
     out: &'a mut Output<'b>,
     meter: &'a mut Meter,
     now: Duration,
+    #[cfg(feature = "broken-flush")]
+    broken: &'a [PartIndex],
 }
 
 impl Port for RingPort<'_, '_> {
@@ -367,6 +387,16 @@ impl Port for RingPort<'_, '_> {
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
         let (id, file) = (u32::from(id.0), FileSlot(part.0));
         match operation {
+            #[cfg(feature = "broken-flush")]
+            Operation::Flush if self.broken.contains(&part) => self.out.pretend_to_flush(id),
+            #[cfg(feature = "broken-flush")]
+            Operation::Write {
+                offset, segments, ..
+            } if self.broken.contains(&part) => {
+                let (segments, count) = translated(segments);
+                self.out
+                    .write(id, file, offset.0, &segments[..count], WriteMode::Plain);
+            }
             Operation::Read { offset, segments } => {
                 let (segments, count) = translated(segments);
                 self.out.read(id, file, offset.0, &segments[..count]);
