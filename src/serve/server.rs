@@ -4,7 +4,7 @@
 //! Nothing here decides about data. It translates, counts and measures, and it carries the two things
 //! that take long, a sync and an end, from turn to turn until the engine says that they are done.
 
-use super::meter::{Meter, Rate};
+use super::meter::{Meter, Rate, SLOW};
 use crate::control::port::{Command, RingCommands, Stop};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::control::status::{
@@ -27,9 +27,6 @@ const LEAVE_BYTES: u64 = 64 * MIB;
 
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-
-/// A request that has waited for so long is reported as stalled.
-const STALLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Something that goes on until everything up to a seq is home.
 #[derive(Debug)]
@@ -252,9 +249,15 @@ impl ArrayServer {
         let (extents, _) = engine.extents();
         let mut errors = ErrorCounts::default();
         for (clause, count) in [
-            (Clause::JournalWrite, counters.journal_errors),
-            (Clause::JournalRead, counters.checksum_errors),
-            (Clause::MemberWrite, counters.member_errors),
+            (Clause::JournalWrite, counters.journal_write_errors),
+            (Clause::JournalFlush, counters.journal_flush_errors),
+            (
+                Clause::JournalRead,
+                counters.journal_read_errors + counters.checksum_errors,
+            ),
+            (Clause::MemberWrite, counters.member_write_errors),
+            (Clause::MemberFlush, counters.member_flush_errors),
+            (Clause::MemberRead, counters.member_read_errors),
         ] {
             errors.add(clause, count);
         }
@@ -266,7 +269,7 @@ impl ArrayServer {
             Condition::Degraded => (State::Degraded, Some(DEGRADED.to_owned())),
             Condition::Ok => (State::Dirty, None),
         };
-        let stalled = self.meter.stalled(now, STALLED_AFTER);
+        let stalled = self.meter.stalled(now, SLOW);
         Live {
             state,
             reason,
@@ -291,7 +294,7 @@ impl ArrayServer {
                 member_flushes: counters.member_flushes,
             },
             errors,
-            stalls: counters.stalls,
+            stalls: self.meter.slow(),
             stalled: stalled
                 .map(|(tag, ms)| Stalled { tag: tag.0, ms })
                 .collect(),
