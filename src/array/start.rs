@@ -157,18 +157,6 @@ pub fn bring_up(
     }
 
     let recovery = describe(&set, &report, kind, began.elapsed());
-    tracing::info!(
-        array = recovery.array,
-        epoch = recovery.epoch,
-        kind = ?recovery.kind,
-        durable_seq = recovery.durable_seq,
-        kept_seq = recovery.kept_seq,
-        records_replayed = recovery.records_replayed,
-        records_dropped = recovery.records_dropped,
-        dropped_because = recovery.dropped_because.as_deref().unwrap_or(""),
-        ms = recovery.ms,
-        "started"
-    );
     let facts = Facts {
         name: config.name.as_str().to_owned(),
         uuid: uuid::Uuid::from_bytes(uuid.0),

@@ -63,19 +63,13 @@ pub(super) struct Meter {
     kinds: [Kind; KINDS],
     /// For each tag: the kind, the bytes and the beginning of what it holds.
     tags: Vec<Option<(usize, u64, Duration)>>,
-    /// Answered requests that had taken at least [`SLOW`].
-    slow: u64,
 }
-
-/// A request that takes so long is worth a word.
-pub(super) const SLOW: Duration = Duration::from_secs(30);
 
 impl Meter {
     pub(super) fn new(depth: u16) -> Meter {
         Meter {
             kinds: std::array::from_fn(|_| Kind::new()),
             tags: vec![None; usize::from(depth)],
-            slow: 0,
         }
     }
 
@@ -88,7 +82,6 @@ impl Meter {
         let Some((kind, bytes, since)) = self.tags[tag.index()].take() else {
             return;
         };
-        self.slow += u64::from(now.saturating_sub(since) >= SLOW);
         let kind = &mut self.kinds[kind];
         kind.count += 1;
         kind.failed += u64::from(outcome != Outcome::Done);
@@ -106,11 +99,6 @@ impl Meter {
             discard,
             write_zeroes,
         }
-    }
-
-    /// How many requests took too long, answered or not.
-    pub(super) fn slow(&self) -> u64 {
-        self.slow
     }
 
     /// Requests that have waited for at least `limit`, and for how many milliseconds.

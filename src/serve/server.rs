@@ -4,7 +4,7 @@
 //! Nothing here decides about data. It translates, counts and measures, and it carries the two things
 //! that take long, a sync and an end, from turn to turn until the engine says that they are done.
 
-use super::meter::{Meter, Rate, SLOW};
+use super::meter::{Meter, Rate};
 use crate::control::port::{Command, RingCommands, Stop};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::control::status::{
@@ -24,6 +24,9 @@ use tokio::sync::oneshot;
 /// A daemon that leaves replays for no longer than this, or until so little is left.
 const LEAVE_REPLAY: Duration = Duration::from_secs(20);
 const LEAVE_BYTES: u64 = 64 * MIB;
+
+/// A request that has waited for so long is reported.
+const STALLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -269,7 +272,7 @@ impl ArrayServer {
             Condition::Degraded => (State::Degraded, Some(DEGRADED.to_owned())),
             Condition::Ok => (State::Dirty, None),
         };
-        let stalled = self.meter.stalled(now, SLOW);
+        let stalled = self.meter.stalled(now, STALLED_AFTER);
         Live {
             state,
             reason,
@@ -294,7 +297,7 @@ impl ArrayServer {
                 member_flushes: counters.member_flushes,
             },
             errors,
-            stalls: self.meter.slow(),
+            stalls: counters.stalls,
             stalled: stalled
                 .map(|(tag, ms)| Stalled { tag: tag.0, ms })
                 .collect(),
