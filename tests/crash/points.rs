@@ -5,7 +5,7 @@ use ujournal::sim::points::{Points, run};
 
 #[test]
 fn label_start_and_stop_may_be_cut_at_every_operation() {
-    let wanted = setting("CRASH_POINTS", 40);
+    let wanted = setting("CRASH_POINTS", 12);
     let total = in_parallel(
         Points::default(),
         |seed| run(seed).unwrap_or_else(|what| panic!("{what}")),
