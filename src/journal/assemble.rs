@@ -543,7 +543,11 @@ impl Set {
         failed
     }
 
-    /// Changes the superblocks of `parts`, together: all first copies, a flush, all second copies, a flush.
+    /// Changes the superblocks of `parts`, together: one copy of each, a flush, the other ones, a flush.
+    ///
+    /// The copy that is behind goes first. After an update that was cut short one copy alone holds the
+    /// newest superblock, and if that one were overwritten and torn, the part would be what it was two
+    /// updates ago: an old copy, to be refused.
     ///
     /// # Errors
     /// If a disk does not take it. Some parts may have changed then, and one copy of each is whole.
@@ -552,17 +556,19 @@ impl Set {
         parts: &[PartIndex],
         change: impl Fn(&mut Superblock),
     ) -> Result<(), DiskError> {
+        let mut firsts = Vec::with_capacity(parts.len());
         for part in parts {
+            firsts.push(self.copy_behind(*part));
             let sb = &mut self.superblocks[part.index()];
             change(sb);
             sb.generation += 1;
         }
-        for copy in 0..2 {
-            for part in parts {
+        for turn in 0..2 {
+            for (part, first) in parts.iter().zip(&firsts) {
                 let sb = &self.superblocks[part.index()];
                 let mut buffer = AlignedBuffer::zeroed(FRAME_LEN);
                 buffer.copy_from_slice(&sb.encode());
-                let place = superblock_places(sb.part_size)[copy];
+                let place = superblock_places(sb.part_size)[(first + turn) % 2];
                 self.disks[part.index()].write(place, &buffer)?;
             }
             // Only one copy may be on its way at a time: a cut tears what is being written.
@@ -571,6 +577,20 @@ impl Set {
             }
         }
         Ok(())
+    }
+
+    /// Which copy of a part's superblock is older than the newest, or cannot be read; if neither is,
+    /// the first.
+    fn copy_behind(&mut self, part: PartIndex) -> usize {
+        let newest = &self.superblocks[part.index()];
+        let is_newest = |copy: &Result<Superblock, SuperblockError>| {
+            copy.as_ref()
+                .is_ok_and(|sb| sb.generation == newest.generation)
+        };
+        match read_copies(self.disks[part.index()].as_mut()) {
+            Ok([first, second]) => usize::from(is_newest(&first) && !is_newest(&second)),
+            Err(_) => 0,
+        }
     }
 
     /// Takes the labels off: the array is no more.

@@ -2,7 +2,7 @@
 //!
 //! * [`server`]: what runs on the queue thread
 //! * [`plane`]: what runs on the control thread and ends the array
-//! * [`meter`]: counts and latencies
+//! * `meter`: counts and latencies
 
 mod meter;
 pub mod plane;

@@ -19,8 +19,8 @@
 //! more rarely, one of a completed write that the disk was just moving from its cache to the media.
 
 use crate::sim::media::{AtRisk, Candidate, Clock, SimDisk, Survivor, Ticket, Zone};
-use crate::sim::random::Random;
-use crate::units::to_u64;
+use crate::sim::random::{Random, mix};
+use crate::units::{to_u64, to_usize};
 
 /// What becomes of one write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -259,6 +259,8 @@ fn survivor(group: &[Candidate], fates: &[(Ticket, u64, Fate)], random: &mut Ran
 pub struct Choices {
     candidates: Vec<Vec<Candidate>>,
     open: Vec<Open>,
+    /// The prints of the disks as they would be if nothing survived.
+    durable: Vec<u64>,
 }
 
 /// A sector that can be found as more than one content.
@@ -267,6 +269,8 @@ struct Open {
     disk: usize,
     sector: u64,
     options: Vec<Survivor>,
+    /// What each option's content counts as in the print of the disk.
+    prints: Vec<u64>,
 }
 
 impl Choices {
@@ -290,11 +294,16 @@ impl Choices {
                         disk,
                         sector,
                         options,
+                        prints,
                     });
                 }
             }
         }
-        Choices { candidates, open }
+        Choices {
+            candidates,
+            open,
+            durable: disks.iter().map(SimDisk::print).collect(),
+        }
     }
 
     /// How many sectors are open.
@@ -310,29 +319,38 @@ impl Choices {
         })
     }
 
-    /// Image number `n` of [`Choices::images`].
-    pub fn image(&self, disks: &[SimDisk], n: u64) -> Vec<SimDisk> {
+    /// Which option of each open sector makes image number `n` of [`Choices::images`].
+    pub fn numbered(&self, n: u64) -> Picks {
         let mut left = n;
-        let mut picks = Vec::with_capacity(self.open.len());
-        for open in &self.open {
+        let digit = |open: &Open| {
             let options = to_u64(open.options.len());
-            picks.push(open.options[crate::units::to_usize(left % options)]);
+            let digit = left % options;
             left /= options;
+            to_usize(digit)
+        };
+        Picks(self.open.iter().map(digit).collect())
+    }
+
+    /// An option of each open sector by chance.
+    pub fn sample(&self, random: &mut Random) -> Picks {
+        let option = |open: &Open| random.index(open.options.len());
+        Picks(self.open.iter().map(option).collect())
+    }
+
+    /// The print of the image that these picks make, without making it.
+    pub fn print(&self, picks: &Picks) -> u64 {
+        let mut disks = self.durable.clone();
+        for (open, pick) in self.open.iter().zip(&picks.0) {
+            let disk = &mut disks[open.disk];
+            *disk = disk
+                .wrapping_sub(open.prints[0])
+                .wrapping_add(open.prints[*pick]);
         }
-        self.build(disks, &picks)
+        combine(disks.into_iter())
     }
 
-    /// An image in which each open sector is chosen by chance.
-    pub fn sample(&self, disks: &[SimDisk], random: &mut Random) -> Vec<SimDisk> {
-        let picks: Vec<Survivor> = self
-            .open
-            .iter()
-            .map(|open| *random.pick(&open.options))
-            .collect();
-        self.build(disks, &picks)
-    }
-
-    fn build(&self, disks: &[SimDisk], picks: &[Survivor]) -> Vec<SimDisk> {
+    /// The image that these picks make.
+    pub fn image(&self, disks: &[SimDisk], picks: &Picks) -> Vec<SimDisk> {
         let clock = Clock::default();
         disks
             .iter()
@@ -343,16 +361,24 @@ impl Choices {
                     let key = (index, group[0].sector);
                     self.open
                         .binary_search_by_key(&key, |open| (open.disk, open.sector))
-                        .map_or(Survivor::Durable, |at| picks[at])
+                        .map_or(Survivor::Durable, |at| self.open[at].options[picks.0[at]])
                 })
             })
             .collect()
     }
 }
 
+/// One option for each open sector of [`Choices`].
+#[derive(Clone, Debug)]
+pub struct Picks(Vec<usize>);
+
 /// A number that tells one array's durable content from any other.
 pub fn print(disks: &[SimDisk]) -> u64 {
-    disks.iter().enumerate().fold(0, |sum: u64, (index, disk)| {
-        sum.wrapping_add(crate::sim::random::mix(disk.print() ^ to_u64(index)))
+    combine(disks.iter().map(SimDisk::print))
+}
+
+fn combine(prints: impl Iterator<Item = u64>) -> u64 {
+    prints.zip(0..).fold(0, |sum: u64, (print, index)| {
+        sum.wrapping_add(mix(print ^ index))
     })
 }

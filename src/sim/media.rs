@@ -1107,7 +1107,12 @@ mod tests {
         let choices = Choices::of(&disks);
         let images = choices.images(1 << 20).unwrap();
         (0..images)
-            .map(|n| look(&choices.image(&disks, n)[0]))
+            .map(|n| {
+                let picks = choices.numbered(n);
+                let image = choices.image(&disks, &picks);
+                assert_eq!(print(&image), choices.print(&picks));
+                look(&image[0])
+            })
             .collect()
     }
 
@@ -1282,7 +1287,8 @@ mod tests {
                 tested.finish(tested.begin(Begin::Flush));
             }
             let disks = std::slice::from_ref(&tested);
-            let image = &Choices::of(disks).sample(disks, &mut random)[0];
+            let choices = Choices::of(disks);
+            let image = &choices.image(disks, &choices.sample(&mut random))[0];
             let same = disk(Cache::WriteBack);
             same.poke(Offset(0), &image.peek(Offset(0), image.size()).unwrap());
             assert_eq!(image.print(), same.print(), "round {round}");

@@ -1,8 +1,10 @@
 //! The simulator.
 pub mod cut;
+pub mod exhaustive;
 pub mod faults;
 pub mod media;
 pub mod oracle;
+pub mod points;
 pub mod random;
 pub mod rules;
 pub mod scenario;

@@ -5,12 +5,13 @@
 //! one's belief that replies leave in the order of the log; an image must satisfy both.
 //!
 //! A sector of zeroes does not say which request wrote it. It is taken for the newest that it can be,
-//! and proves nothing about any other sector.
+//! and proves nothing about any other sector. The same goes for a request that is issued again after the
+//! program died, where the device already showed it.
 
 use crate::sim::oracle::{Asked, Change, Fua, RequestId, Violation};
 use crate::sim::stamp::Version;
 use crate::units::to_usize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One write of one sector. Times are numbers of events.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,8 @@ pub struct Rules {
     open: BTreeMap<RequestId, (u64, Asked)>,
     /// Every change by its version, for atomicity.
     changes: BTreeMap<Version, (u64, Change)>,
+    /// Versions of which a sector does not say which of two requests has written it.
+    ambiguous: BTreeSet<Version>,
     /// Rule 2: the newest arrival among answered flushes and the newest answered FUA write.
     threshold: u64,
 }
@@ -57,6 +60,7 @@ impl Rules {
             sectors: base.iter().map(before).collect(),
             open: BTreeMap::new(),
             changes: BTreeMap::new(),
+            ambiguous: BTreeSet::from([Version::ZEROES]),
             threshold: 0,
         }
     }
@@ -66,7 +70,11 @@ impl Rules {
         self.now += 1;
         if let Asked::Change(change, durable) = asked {
             for sector in change.sectors.clone() {
-                self.sectors[to_usize(sector)].push(Write {
+                let writes = &mut self.sectors[to_usize(sector)];
+                if writes[0].version == change.version {
+                    self.ambiguous.insert(change.version);
+                }
+                writes.push(Write {
                     version: change.version,
                     submitted: self.now,
                     completed: None,
@@ -113,7 +121,7 @@ impl Rules {
         let shown = self.identify(image)?;
         let threshold = shown
             .iter()
-            .filter(|write| write.version != Version::ZEROES)
+            .filter(|write| !self.ambiguous.contains(&write.version))
             .map(|write| write.submitted)
             .chain([self.threshold])
             .max()
@@ -174,7 +182,7 @@ impl Rules {
             let Some((submitted, change)) = self.changes.get(&write.version) else {
                 continue;
             };
-            if change.version == Version::ZEROES {
+            if self.ambiguous.contains(&change.version) {
                 continue;
             }
             for sector in change.sectors.clone() {
@@ -257,6 +265,16 @@ mod tests {
         let a = begin(&mut rules, 0, 0..2, Fua::No);
         assert_eq!(rule(&rules, [a, OLD, OLD, OLD]), 4);
         assert_eq!(rule(&rules, [a, a, OLD, OLD]), 0);
+    }
+
+    #[test]
+    fn a_request_that_is_issued_again_may_already_be_half_overwritten() {
+        let version = Version(Version::FIRST.0);
+        let newer = Version(Version::FIRST.0 + 9);
+        let mut rules = Rules::new(&[version, newer, OLD, OLD]);
+        begin(&mut rules, 0, 0..2, Fua::No);
+        assert_eq!(rule(&rules, [version, newer, OLD, OLD]), 0);
+        assert_eq!(rule(&rules, [version, version, OLD, OLD]), 0);
     }
 
     #[test]

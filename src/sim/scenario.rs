@@ -107,6 +107,49 @@ impl Scenario {
         )
     }
 
+    /// The least array: two blocks of 512 bytes are of interest, everything takes about the same time.
+    pub fn tiny(placement: Placement, members: u64, cache: Cache, random: &mut Random) -> Scenario {
+        let (chunk, max_io) = (4 * KIB, 4 * KIB);
+        let journal_size = journal_size_min(placement, members, chunk, max_io);
+        let mut scenario = Scenario::build(
+            random,
+            placement,
+            members,
+            chunk,
+            max_io,
+            chunk,
+            journal_size,
+        );
+        let settings = &mut scenario.settings;
+        settings.commit = Commit::Flush;
+        settings.commit_interval = Duration::from_secs(5);
+        settings.fill = 500;
+        settings.age = Duration::from_secs(30);
+        settings.idle = Duration::from_millis(5);
+        settings.queue_depth = 8;
+        settings.extents = settings.extents.max(64);
+        for limits in &mut settings.parts {
+            *limits = PartLimits {
+                io_max: 64 * KIB,
+                segments_max: 8,
+                zeroes: true,
+                sync_flushes_all: cache == Cache::WriteBack,
+            };
+        }
+        settings.check(scenario.geometry.ring.size());
+        scenario.block = 1;
+        for (cache_of, latency) in scenario.caches.iter_mut().zip(&mut scenario.latencies) {
+            *cache_of = cache;
+            *latency = Latency {
+                least: 10,
+                spread: 100,
+                slow_permille: 0,
+                slow: 1,
+            };
+        }
+        scenario
+    }
+
     fn build(
         random: &mut Random,
         placement: Placement,
@@ -178,6 +221,14 @@ impl Scenario {
             latencies: (0..parts).map(|_| Latency::draw(random)).collect(),
             settings,
         }
+    }
+
+    /// Makes replay wait until the ring is full.
+    pub fn hold_replay_back(&mut self) {
+        let never = Duration::from_secs(1 << 30);
+        self.settings.fill = 999;
+        self.settings.age = never;
+        self.settings.idle = never;
     }
 
     /// Whether DISCARD and WRITE ZEROES are advertised.

@@ -23,6 +23,7 @@ use crate::sim::story::Story;
 use crate::sim::workload::Client;
 use crate::sim::world::{InFlight, Reply, StartError, World, fence, label_array};
 use crate::units::to_u64;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -37,6 +38,30 @@ pub struct Options {
     pub probes: u64,
     /// Whether the disks keep their word.
     pub honesty: Honesty,
+    /// How lives end.
+    pub ends: Ends,
+    /// When replay runs.
+    pub replay: Replaying,
+}
+
+/// How lives end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ends {
+    /// In any way.
+    Any,
+    /// By a clean stop: nothing ever goes wrong.
+    Stops,
+    /// By the death of the program.
+    Kills,
+}
+
+/// When replay runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Replaying {
+    /// As the array's settings say.
+    AsSet,
+    /// Only when the ring is full: many lives lie in it at once.
+    HeldBack,
 }
 
 impl Default for Options {
@@ -46,6 +71,8 @@ impl Default for Options {
             requests: 150,
             probes: 60,
             honesty: Honesty::Honest,
+            ends: Ends::Any,
+            replay: Replaying::AsSet,
         }
     }
 }
@@ -91,6 +118,10 @@ pub struct Counts {
     pub open_visible: u64,
     /// Images that lacked something that had been answered.
     pub lost_volatile: u64,
+    /// Most lives that lay in a ring at once.
+    pub lives_in_ring: u64,
+    /// Images that had been seen before in the same life, and were judged again without a recovery.
+    pub seen_before: u64,
 }
 
 impl Counts {
@@ -116,6 +147,8 @@ impl Counts {
             in_label_or_stop,
             open_visible,
             lost_volatile,
+            lives_in_ring,
+            seen_before,
         } = other;
         self.lives += lives;
         self.answered += answered;
@@ -136,6 +169,8 @@ impl Counts {
         self.in_label_or_stop += in_label_or_stop;
         self.open_visible += open_visible;
         self.lost_volatile += lost_volatile;
+        self.lives_in_ring = self.lives_in_ring.max(*lives_in_ring);
+        self.seen_before += seen_before;
     }
 }
 
@@ -205,7 +240,11 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
         story: story.clone(),
     };
     let mut random = Random::new(seed);
-    let scenario = Rc::new(Scenario::draw(&mut random));
+    let mut scenario = Scenario::draw(&mut random);
+    if options.replay == Replaying::HeldBack {
+        scenario.hold_replay_back();
+    }
+    let scenario = Rc::new(scenario);
     story.note(
         Duration::ZERO,
         format!(
@@ -221,6 +260,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
         random,
         story: story.clone(),
         outcome: Outcome::default(),
+        seen: BTreeMap::new(),
     };
     trial.run().map_err(|what| Failure { seed, what, story })
 }
@@ -235,7 +275,12 @@ struct Trial {
     random: Random,
     story: Story,
     outcome: Outcome,
+    /// What recovery has shown of the images of this life, by their prints.
+    seen: BTreeMap<u64, Vec<Version>>,
 }
+
+/// How many images are remembered.
+const SEEN_MAX: usize = 1000;
 
 /// How a life ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -269,7 +314,7 @@ impl Trial {
     /// Labels; sometimes the power goes meanwhile, and label is run again.
     fn label(&mut self, disks: Vec<SimDisk>) -> Result<Vec<SimDisk>, Broken> {
         let mut disks = disks;
-        while self.random.chance(100) {
+        while self.options.ends != Ends::Stops && self.random.chance(100) {
             let fuse = Fuse::after(self.random.skewed(48) - 1);
             match label_array(&self.scenario, &disks, &fuse) {
                 Ok(()) => return Ok(disks),
@@ -289,7 +334,8 @@ impl Trial {
         let mut disks = disks;
         let mut cuts = 0;
         loop {
-            let fuse = if cuts < 3 && self.random.chance(cut_permille) {
+            let calm = self.options.ends == Ends::Stops;
+            let fuse = if !calm && cuts < 3 && self.random.chance(cut_permille) {
                 Fuse::after(self.random.skewed(64) - 1)
             } else {
                 Fuse::never()
@@ -325,7 +371,7 @@ impl Trial {
     fn serve(&mut self, world: &mut World) -> Result<(), Broken> {
         let quota = self.client.given() + self.random.between(1, self.options.requests);
         // A request takes a handful of steps.
-        let permille = (self.options.probes * 1000 / (self.options.requests * 5)).max(1);
+        let permille = self.options.probes * 1000 / (self.options.requests * 5);
         let limit = self.client.given() * 1000 + 1_000_000;
         let mut steps = 0;
         while self.client.given() < quota {
@@ -345,7 +391,10 @@ impl Trial {
     }
 
     fn count_life(&mut self, world: &World) {
-        let counts = world.engine().counters();
+        let engine = world.engine();
+        let counts = engine.counters();
+        let lives = u64::from(world.report().epoch.0) - engine.home_seq().epoch();
+        self.outcome.counts.lives_in_ring = self.outcome.counts.lives_in_ring.max(lives);
         self.outcome.counts.rounds += counts.rounds;
         self.outcome.counts.stalls += counts.stalls;
         self.outcome.counts.wraps += counts.ring_bytes / world.engine().ring_size();
@@ -404,19 +453,30 @@ impl Trial {
     fn probe(&mut self, world: &World) -> Result<(), Broken> {
         let falls = world.in_flight();
         self.count_falls(falls);
-        let (disks, crash) = if self.random.chance(850) {
+        if self.random.chance(850) {
             let disks = cut::cut(world.disks(), &mut self.random);
-            self.outcome.prints.push(cut::print(&disks));
-            (disks, Crash::Power)
+            let print = cut::print(&disks);
+            // The same image again: what recovery makes of it is known, but more may have been promised.
+            if let Some(image) = self.seen.get(&print)
+                && self.random.chance(900)
+            {
+                self.outcome.counts.seen_before += 1;
+                return self
+                    .client
+                    .judge(image, Crash::Power)
+                    .map(drop)
+                    .map_err(|violation| format!("after Power crash: {violation}"));
+            }
+            self.outcome.prints.push(print);
+            let image = self.probe_fork(disks, Crash::Power, world.now())?;
+            if self.seen.len() < SEEN_MAX {
+                self.seen.insert(print, image);
+            }
         } else {
             let disks = SimDisk::fork(world.disks());
             fence(&disks, &mut self.random);
-            (disks, Crash::Process)
-        };
-        // What happens on a fork is no part of the history, unless it fails.
-        let mark = self.story.mark();
-        self.probe_fork(disks, crash, world.now())?;
-        self.story.forget_since(mark);
+            self.probe_fork(disks, Crash::Process, world.now())?;
+        }
         Ok(())
     }
 
@@ -434,12 +494,14 @@ impl Trial {
         disks: Vec<SimDisk>,
         crash: Crash,
         now: Duration,
-    ) -> Result<(), Broken> {
+    ) -> Result<Vec<Version>, Broken> {
+        // What happens on a fork is no part of the history, unless it fails.
+        let mark = self.story.mark();
         self.story.note(now, format!("crash tried here: {crash:?}"));
         let (mut world, image) = self.recover(disks, crash)?;
         match self.random.below(8) {
-            0 => self.recover_again(world, &image),
-            1 => self.stop_and_compare(world, &image),
+            0 => self.recover_again(world, &image)?,
+            1 => self.stop_and_compare(world, &image)?,
             2 => {
                 // Replay goes on a while, and is cut.
                 let until = world.now() + Duration::from_micros(self.random.skewed(4_000_000));
@@ -449,10 +511,12 @@ impl Trial {
                     assert!(replies.is_empty(), "nothing was asked");
                     turns -= 1;
                 }
-                self.recover_again(world, &image)
+                self.recover_again(world, &image)?;
             }
-            _ => Ok(()),
+            _ => {}
         }
+        self.story.forget_since(mark);
+        Ok(image)
     }
 
     /// Brings crashed disks up, reads them and judges what they show.
@@ -502,22 +566,22 @@ impl Trial {
         let mut world = world;
         loop {
             self.close(&mut world, Close::Stop)?;
-            let fuse = if self.random.chance(200) {
+            let fuse = if self.options.ends != Ends::Stops && self.random.chance(200) {
                 Fuse::after(self.random.skewed(32) - 1)
             } else {
                 Fuse::never()
             };
-            match world.close(Close::Stop, &fuse) {
-                Ok(disks) => return Ok(disks),
-                Err((disks, StartError::PowerCut)) => {
+            match world.close(world.disks(), Close::Stop, &fuse) {
+                Ok(()) => return Ok(world.disks().to_vec()),
+                Err(StartError::PowerCut) => {
                     self.outcome.counts.in_label_or_stop += 1;
-                    let disks = cut::cut(&disks, &mut self.random);
+                    let disks = cut::cut(world.disks(), &mut self.random);
                     self.outcome.prints.push(cut::print(&disks));
                     (world, _) = self.come_up(disks, 250)?;
                     let again = world.read_all().map_err(|error| error.to_string())?;
                     same(image, &again, "after a cut in the last steps of a stop")?;
                 }
-                Err((_, StartError::Refused(why))) => return Err(format!("stop {why}")),
+                Err(StartError::Refused(why)) => return Err(format!("stop {why}")),
             }
         }
     }
@@ -548,15 +612,20 @@ impl Trial {
 
     /// Ends a life for good and begins the next.
     fn end_life(&mut self, mut world: World) -> Result<World, Broken> {
-        let how = *self.random.pick(&[
-            EndOfLife::PowerCut,
-            EndOfLife::PowerCut,
-            EndOfLife::PowerCut,
-            EndOfLife::Kill,
-            EndOfLife::Kill,
-            EndOfLife::Handover,
-            EndOfLife::Stop,
-        ]);
+        self.seen.clear();
+        let how = match self.options.ends {
+            Ends::Stops => EndOfLife::Stop,
+            Ends::Kills => EndOfLife::Kill,
+            Ends::Any => *self.random.pick(&[
+                EndOfLife::PowerCut,
+                EndOfLife::PowerCut,
+                EndOfLife::PowerCut,
+                EndOfLife::Kill,
+                EndOfLife::Kill,
+                EndOfLife::Handover,
+                EndOfLife::Stop,
+            ]),
+        };
         self.story
             .note(world.now(), format!("end of life: {how:?}"));
         match how {
@@ -575,10 +644,10 @@ impl Trial {
             }
             EndOfLife::Handover => {
                 self.close(&mut world, Close::Handover)?;
-                let disks = world
-                    .close(Close::Handover, &Fuse::never())
-                    .map_err(|(_, error)| error.to_string())?;
-                self.take_over(disks)
+                world
+                    .close(world.disks(), Close::Handover, &Fuse::never())
+                    .map_err(|error| error.to_string())?;
+                self.take_over(world.disks().to_vec())
             }
             EndOfLife::Stop => {
                 self.drain(&mut world)?;

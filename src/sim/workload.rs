@@ -150,13 +150,6 @@ impl Client {
     pub fn send(&mut self, world: &mut World) {
         let tag = world.free_tag().expect("the client is not busy");
         let (op, sectors, durability) = self.draw();
-        let version = match op {
-            Op::Write => {
-                self.next_version += 1;
-                Version(self.next_version - 1)
-            }
-            Op::Read | Op::Flush | Op::Discard | Op::WriteZeroes(_) => Version::ZEROES,
-        };
         let request = Request {
             tag,
             op,
@@ -164,13 +157,25 @@ impl Client {
             sectors: u32::try_from(sectors.end - sectors.start).expect("a device is small"),
             durability,
         };
-        self.give(world, request, version);
+        self.send_this(world, request);
         let pause = if self.random.chance(self.character.pause_permille) {
             self.random.below(self.character.pause)
         } else {
             self.random.below(3)
         };
         self.next_at = world.now() + Duration::from_micros(pause);
+    }
+
+    /// Gives this request, whatever the client's character.
+    pub fn send_this(&mut self, world: &mut World, request: Request) {
+        let version = match request.op {
+            Op::Write => {
+                self.next_version += 1;
+                Version(self.next_version - 1)
+            }
+            Op::Read | Op::Flush | Op::Discard | Op::WriteZeroes(_) => Version::ZEROES,
+        };
+        self.give(world, request, version);
     }
 
     fn give(&mut self, world: &mut World, request: Request, version: Version) {

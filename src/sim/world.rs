@@ -64,7 +64,7 @@ pub struct Reply {
     pub tag: Tag,
     /// How.
     pub outcome: Outcome,
-    /// What the buffer held when it was given.
+    /// What the buffer of a READ held when it was given.
     pub bytes: Vec<u8>,
 }
 
@@ -158,8 +158,8 @@ pub struct World {
     engine: Engine,
     port: SimPort,
     flights: Vec<Flight>,
-    /// Which tags hold a request.
-    busy: Vec<bool>,
+    /// What each tag holds.
+    busy: Vec<Option<Op>>,
     now: Duration,
     random: Random,
     story: Story,
@@ -270,7 +270,7 @@ impl World {
                 replies: Vec::new(),
             },
             flights: Vec::new(),
-            busy: vec![false; depth],
+            busy: vec![None; depth],
             now: Duration::ZERO,
             random,
             story: story.clone(),
@@ -301,13 +301,13 @@ impl World {
 
     /// A tag that holds no request.
     pub fn free_tag(&self) -> Option<Tag> {
-        let free = self.busy.iter().position(|busy| !busy)?;
+        let free = self.busy.iter().position(Option::is_none)?;
         Some(Tag(u16::try_from(free).expect("tags are few")))
     }
 
     /// How many tags hold a request.
     pub fn busy_tags(&self) -> usize {
-        self.busy.iter().filter(|busy| **busy).count()
+        self.busy.iter().flatten().count()
     }
 
     /// When the next operation ends.
@@ -337,8 +337,8 @@ impl World {
     /// Gives a request to the engine; a WRITE's buffer is filled with the stamps of `version`.
     pub fn request(&mut self, request: Request, version: Version) {
         let tag = request.tag;
-        assert!(!self.busy[tag.index()], "a tag holds one request");
-        self.busy[tag.index()] = true;
+        assert!(self.busy[tag.index()].is_none(), "a tag holds one request");
+        self.busy[tag.index()] = Some(request.op);
         let buffer = &mut self.port.buffers[tag.index()];
         buffer.fill(SCRIBBLE);
         if request.op == Op::Write {
@@ -426,14 +426,14 @@ impl World {
 
     fn take_replies(&mut self, replies: &mut Vec<Reply>) {
         for (tag, outcome) in self.port.replies.drain(..) {
-            let busy = &mut self.busy[tag.index()];
-            assert!(*busy, "tag {} is answered once", tag.0);
-            *busy = false;
+            let op = self.busy[tag.index()].take();
+            assert!(op.is_some(), "tag {} is answered once", tag.0);
             let buffer = &mut self.port.buffers[tag.index()];
+            let read = op == Some(Op::Read);
             replies.push(Reply {
                 tag,
                 outcome,
-                bytes: buffer.clone(),
+                bytes: if read { buffer.clone() } else { Vec::new() },
             });
             // From here on it is the kernel's again.
             buffer.fill(SCRIBBLE);
@@ -579,7 +579,10 @@ impl World {
                     .range_mut(at..at + now.len())
                     .copy_from_slice(now),
                 Memory::Buffer(tag, at) => {
-                    assert!(self.busy[tag.index()], "a buffer belongs to a request");
+                    assert!(
+                        self.busy[tag.index()].is_some(),
+                        "a buffer belongs to a request"
+                    );
                     self.port.buffers[tag.index()][at..at + now.len()].copy_from_slice(now);
                 }
             }
@@ -667,22 +670,18 @@ impl World {
         self.engine.is_closed() && self.flights.is_empty()
     }
 
-    /// Ends the life of an engine that is closed. The disks are given back.
+    /// Ends the life of an engine that is closed, on `disks`: its own or forks of them.
     ///
     /// # Errors
     /// If the fuse cuts it short.
-    pub fn close(
-        mut self,
-        how: Close,
-        fuse: &Fuse,
-    ) -> Result<Vec<SimDisk>, (Vec<SimDisk>, StartError)> {
+    pub fn close(&self, disks: &[SimDisk], how: Close, fuse: &Fuse) -> Result<(), StartError> {
         assert!(self.is_closed());
-        // The set came up with a fuse of its own; this is another one.
-        self.set.disks = boxed(&self.disks, fuse);
-        match recovery::close(&mut self.set, &self.engine, how) {
-            Ok(()) => Ok(self.disks),
-            Err(error) => Err((self.disks, judged(fuse, &error))),
-        }
+        let mut set = Set {
+            disks: boxed(disks, fuse),
+            superblocks: self.set.superblocks.clone(),
+            geometry: self.set.geometry.clone(),
+        };
+        recovery::close(&mut set, &self.engine, how).map_err(|error| judged(fuse, &error))
     }
 
     /// Kills the program: what was in flight may still happen, in any order, until the fence.

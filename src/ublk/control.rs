@@ -14,11 +14,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use io_uring::squeue::Entry128;
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode};
 use libublk::sys;
+use tracing::warn;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::error::Error;
@@ -26,6 +29,9 @@ use super::ring::passes;
 
 /// The driver's control device.
 const CONTROL: &str = "/dev/ublk-control";
+
+/// How long a removal is waited for. Without openers it takes some milliseconds.
+const DELETE_WAIT: Duration = Duration::from_secs(2);
 
 /// `struct ublksrv_ctrl_cmd`: what a command carries.
 #[derive(IntoBytes, Immutable)]
@@ -110,22 +116,29 @@ impl Control {
             })
     }
 
-    /// Removes a device. Waits until nobody has it open, so whoever serves it must have ended.
+    /// Removes a device, which nobody serves any more. Somebody may still have the block device open, as
+    /// after a forced stop: then the kernel removes it when the last one closes it, and this waits for that
+    /// no longer than [`DELETE_WAIT`].
     pub fn delete(&mut self, id: u32) -> Result<(), Error> {
-        loop {
-            match self.tell(sys::UBLK_U_CMD_DEL_DEV, id) {
-                // A signal ended the wait: asked again, the kernel may say that it is gone already.
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
-                Err(source) => {
-                    return Err(Error::Command {
-                        command: "DEL_DEV",
-                        source,
-                    });
-                }
-                Ok(()) => return Ok(()),
+        match self.tell(sys::UBLK_U_CMD_DEL_DEV_ASYNC, id) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+            Err(source) => {
+                return Err(Error::Command {
+                    command: "DEL_DEV_ASYNC",
+                    source,
+                });
             }
+            Ok(()) => {}
         }
+        let begun = Instant::now();
+        while self.information(id)?.is_some() {
+            if begun.elapsed() > DELETE_WAIT {
+                warn!(id, "the device is removed when the last program closes it");
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     fn tell(&mut self, operation: u32, id: u32) -> io::Result<()> {

@@ -500,8 +500,7 @@ impl Device {
         Control::open()?.stop(id)
     }
 
-    /// Removes a stopped device. No process may have it open any more, this one included: the kernel
-    /// waits for that.
+    /// Removes a stopped device. Where a program still has it open, the kernel removes it later.
     pub fn delete(id: u32) -> Result<(), Error> {
         Control::open()?.delete(id)?;
         match fs::remove_file(state_file(id)) {
