@@ -14,5 +14,7 @@ pub mod outcome;
 pub mod serve;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+#[cfg(feature = "drive")]
+pub mod stamps;
 pub mod ublk;
 pub mod units;

@@ -143,11 +143,13 @@ pub fn bring_up(
         .serve(server, ended)
         .map_err(|error| Failure::failed(sentence(&error)))?;
     let media = device_is_rotating(&set, &limits);
-    serving
-        .start(&Tuning {
-            read_ahead_kib: read_ahead(&set.geometry, media),
-        })
-        .map_err(|error| Failure::failed(sentence(&error)))?;
+    let tuning = Tuning {
+        read_ahead_kib: read_ahead(&set.geometry, media),
+    };
+    if let Err(error) = serving.start(&tuning) {
+        give_up(serving, kind);
+        return Err(Failure::failed(sentence(&error)));
+    }
 
     let recovery = describe(&set, &report, kind, began.elapsed());
     tracing::info!(
@@ -193,6 +195,25 @@ pub fn bring_up(
         set,
         facts,
     })
+}
+
+/// Takes a new device away that could not be started; nothing was answered yet, so nothing is lost. One
+/// that was to be taken over stays for the next try: somebody may have a filesystem on it.
+fn give_up(serving: Serving<ArrayServer>, kind: StartKind) {
+    if kind == StartKind::Takeover {
+        serving.detach();
+        return;
+    }
+    let id = serving.id();
+    if let Err(error) = serving.stop() {
+        tracing::error!("the device cannot be stopped: {}", sentence(&error));
+    }
+    let (_, ended) = serving.join();
+    for result in [ended.map(drop), Device::delete(id)] {
+        if let Err(error) = result {
+            tracing::error!("the device cannot be removed: {}", sentence(&error));
+        }
+    }
 }
 
 /// Our device, if the kernel still has it from a daemon that died. What was stopped and not removed goes.

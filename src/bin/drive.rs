@@ -11,6 +11,10 @@
 //! many sectors a power cut would take at most. The file is a disk of the lab, or any other file; each line
 //! has reached it when the next is begun, so the lines found after a cut are at most two intervals old.
 //!
+//! With `--trip WHAT --trip-file FILE` the first drive falls silent in the midst of a chosen request, and makes
+//! that file: whoever watches for it cuts the power there. WHAT is `OP:BEGIN+LENGTH#N`: the N-th `read` or
+//! `write` that touches those bytes, or the N-th `flush` that covers such a write.
+//!
 //! Exit codes: 0 done, 1 it failed, 2 wrong usage.
 
 use std::fs::{File, OpenOptions};
@@ -33,9 +37,9 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use ujournal::disk::buffer::{Arena, Residency};
-use ujournal::drive::{Drive, Gauge, Plan};
+use ujournal::drive::{Drive, Gauge, Plan, Trip, TripOp};
 use ujournal::ublk::{self, Cache, Device, End, Media, Parameters, Serving, Tuning, Zeroing};
-use ujournal::units::{KIB, to_u64, to_usize};
+use ujournal::units::{KIB, SECTOR, to_u64, to_usize};
 
 /// The marker of drives, and room for their number.
 const IDENTITY: u64 = 0x6472_6976_6500_0000;
@@ -106,7 +110,7 @@ struct Serve {
     #[arg(long)]
     discard: bool,
     /// Requests at once.
-    #[arg(long, default_value = "128")]
+    #[arg(long, default_value = "64")]
     depth: u16,
     /// Share of the cache that is destaged in a second at leisure, in percent; 0: only when it must.
     #[arg(long, default_value = "10")]
@@ -126,6 +130,12 @@ struct Serve {
     /// How often, in milliseconds.
     #[arg(long, default_value = "20")]
     status_interval: u64,
+    /// The request at which the first drive falls silent, such as `write:1048576+4096#2`.
+    #[arg(long, value_parser = parse_trip, requires = "trip_file")]
+    trip: Option<Trip>,
+    /// The file that is made then.
+    #[arg(long, requires = "trip")]
+    trip_file: Option<PathBuf>,
     /// Where the log goes. The default is stderr.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -135,6 +145,26 @@ struct Serve {
     /// For the process in the background: signals for the group that started it are not meant for it.
     #[arg(long, hide = true, requires = "foreground")]
     own_session: bool,
+}
+
+fn parse_trip(text: &str) -> Result<Trip, String> {
+    let parts = || {
+        let (op, rest) = text.split_once(':')?;
+        let (begin, rest) = rest.split_once('+')?;
+        let (length, count) = rest.split_once('#')?;
+        let op = match op {
+            "read" => TripOp::Read,
+            "write" => TripOp::Write,
+            "flush" => TripOp::Flush,
+            _ => return None,
+        };
+        let begin = begin.parse::<u64>().ok()?;
+        let end = begin.checked_add(length.parse().ok()?)?;
+        let count = count.parse().ok().filter(|count| *count > 0)?;
+        let sectors = begin / SECTOR..end.div_ceil(SECTOR);
+        Some(Trip { op, sectors, count })
+    };
+    parts().ok_or_else(|| "OP:BEGIN+LENGTH#N expected, such as write:1048576+4096#2".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -215,26 +245,31 @@ fn serve_here(serve: &Serve) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut left = serve.count;
-        while left > 0 {
+        let mut drives: Vec<Option<Running>> = drives.into_iter().map(Some).collect();
+        let mut result = Ok(());
+        while drives.iter().any(Option::is_some) {
             tokio::select! {
-                _ = has_ended.recv() => left -= 1,
-                _ = terminate.recv() => stop_all(&drives),
-                _ = interrupt.recv() => stop_all(&drives),
+                number = has_ended.recv() => {
+                    let number = to_usize(u64::from(number.expect("this function has a sender, too")));
+                    let drive = drives[number].take().expect("a drive ends once");
+                    result = result.and(finish(drive));
+                }
+                _ = terminate.recv() => stop_all(drives.iter().flatten()),
+                _ = interrupt.recv() => stop_all(drives.iter().flatten()),
             }
         }
-        Ok::<(), io::Error>(())
-    })?;
+        result
+    });
     finished.store(true, Ordering::Relaxed);
     if let Some(status) = status {
         status
             .join()
             .map_err(|_| anyhow!("the status thread panicked"))?;
     }
-    drives.into_iter().try_for_each(finish)
+    result
 }
 
 type Running = (Serving<Drive>, Arc<Gauge>);
@@ -301,15 +336,25 @@ fn start(serve: &Serve, number: u32, ended: mpsc::UnboundedSender<u32>) -> Resul
             write_zeroes_max: zeroing_max,
         }),
     };
-    let drive = Drive::new(store, plan).context("memory for the cache")?;
+    let mut drive = Drive::new(store, plan).context("memory for the cache")?;
+    if number == 0 && let (Some(trip), Some(file)) = (&serve.trip, &serve.trip_file) {
+        drive.set_trip(trip.clone(), announcer(file)?);
+    }
     let gauge = drive.gauge();
     let device = Device::create(&parameters)?;
     let id = device.id();
-    let serving = device.serve(drive, move || {
+    let served = device.serve(drive, move || {
         if ended.send(number).is_err() {
             info!(number, "ended while the process is ending");
         }
-    })?;
+    });
+    let serving = match served {
+        Ok(serving) => serving,
+        Err(error) => {
+            Device::delete(id)?;
+            return Err(error.into());
+        }
+    };
     info!(id, seed, size, "drive");
     if let Err(error) = serving.start(&Tuning {
         read_ahead_kib: 128,
@@ -319,6 +364,24 @@ fn start(serve: &Serve, number: u32, ended: mpsc::UnboundedSender<u32>) -> Resul
         return Err(error.into());
     }
     Ok((serving, gauge))
+}
+
+/// Makes the file when it is told to.
+fn announcer(path: &Path) -> Result<std::sync::mpsc::Sender<()>> {
+    let (told, hears) = std::sync::mpsc::channel();
+    let path = path.to_owned();
+    let body = move || {
+        if hears.recv().is_ok()
+            && let Err(error) = File::create(&path)
+        {
+            warn!(%error, "{}: cannot be made", path.display());
+        }
+    };
+    thread::Builder::new()
+        .name("trip".to_owned())
+        .spawn(body)
+        .context("a thread for the trip")?;
+    Ok(told)
 }
 
 /// The store of a drive: file, where it begins, how large it is.
@@ -365,7 +428,7 @@ fn open_store(serve: &Serve, number: u32) -> Result<(File, u64, u64)> {
     Ok((file, begin + size * u64::from(number), size))
 }
 
-fn stop_all(drives: &[Running]) {
+fn stop_all<'a>(drives: impl IntoIterator<Item = &'a Running>) {
     for (serving, _) in drives {
         if let Err(error) = serving.stop() {
             warn!(id = serving.id(), %error, "not stopped");
@@ -528,6 +591,15 @@ fn keep_status(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trip_names_an_operation_a_range_and_a_count() {
+        let trip = parse_trip("flush:1024+4096#3").expect("a trip");
+        assert_eq!((trip.op, trip.sectors, trip.count), (TripOp::Flush, 2..10, 3));
+        for text in ["", "write", "write:0+1", "write:0+1#0", "trim:0+1#1", "write:x+1#1"] {
+            assert!(parse_trip(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn every_status_line_has_the_same_length() {

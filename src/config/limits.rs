@@ -4,6 +4,7 @@
 //! messages quote it. What depends on the disks (a whole device that is too small, a part that cannot
 //! hold its region) is the business of whoever opens them.
 
+use crate::journal::MARGIN;
 use crate::units::{FRAME, KIB, MIB, to_u64};
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ pub const JOURNAL_REQUESTS_MIN: u64 = 8;
 /// Header-only records (flush, replay, START) that must fit beside them: the reserve.
 pub const JOURNAL_RESERVE_FRAMES: u64 = 64;
 /// What a detached journal needs beside its ring: superblocks and anchors at its two ends.
-pub const JOURNAL_METADATA_DETACHED: u64 = 128 * KIB;
+pub const JOURNAL_METADATA_DETACHED: u64 = 2 * MARGIN + 2 * FRAME;
 /// Chunks of each region of an attached journal that are kept out of the ring: the first and the last.
 pub const JOURNAL_CHUNKS_KEPT_OUT: u64 = 2;
 /// The largest journal: memory takes 1/1024 of it.
@@ -130,21 +131,46 @@ const _: () = assert!(FILL_PERMILLE_MIN < FILL_PERMILLE_MAX && FILL_PERMILLE_MAX
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::geometry::{Geometry, Placement, Shape, ring_size_min};
+
+    /// The ring of a journal of `size` bytes, where there can be one.
+    fn ring(size: u64, placement: Placement, members: u8, chunk: u64) -> Option<u64> {
+        let shape = Shape {
+            members,
+            chunk,
+            member_size: 1 << 30,
+            placement,
+            journal_size: size,
+        };
+        Geometry::new(shape)
+            .ok()
+            .map(|geometry| geometry.ring.size())
+    }
 
     #[test]
-    fn the_smallest_journal_is_the_sum_of_its_needs() {
-        assert_eq!(
-            journal_size_min(512 * KIB, JournalShape::Detached),
-            8 * (512 + 16) * KIB + 256 * KIB + 128 * KIB
-        );
-        let attached = JournalShape::Attached {
-            chunk: 64 * KIB,
-            members: 3,
-        };
-        assert_eq!(
-            journal_size_min(4 * KIB, attached),
-            8 * (4 + 16) * KIB + 256 * KIB + 6 * 64 * KIB
-        );
+    fn the_smallest_journal_has_a_ring_that_is_just_large_enough() {
+        for max_io in [4 * KIB, 124 * KIB, 512 * KIB, MIB] {
+            let least = journal_size_min(max_io, JournalShape::Detached);
+            let needed = ring_size_min(max_io);
+            assert_eq!(ring(least, Placement::Detached, 1, CHUNK_MIN), Some(needed));
+            let smaller = ring(least - FRAME, Placement::Detached, 1, CHUNK_MIN);
+            assert!(smaller.is_none_or(|ring| ring < needed), "{smaller:?}");
+
+            for (members, chunk) in [(1, CHUNK_MIN), (3, 64 * KIB), (32, CHUNK_MAX)] {
+                let shape = JournalShape::Attached {
+                    chunk,
+                    members: usize::from(members),
+                };
+                // Rounded up, as the layout does, to whole chunks on each member.
+                let whole =
+                    journal_size_min(max_io, shape).next_multiple_of(chunk * u64::from(members));
+                let found = ring(whole, Placement::End, members, chunk).expect("a ring");
+                assert!(
+                    found >= needed && found < needed + chunk * u64::from(members),
+                    "{found} {needed}"
+                );
+            }
+        }
     }
 
     #[test]

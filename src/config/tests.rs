@@ -142,7 +142,7 @@ fn values_at_the_edges_are_taken() {
         ("name", r#"name = "a234567890123456789012345678-_12""#),
         ("chunk", r#"chunk = "4KiB""#),
         ("chunk", r#"chunk = "1MiB""#),
-        ("size", r#"size = "4608KiB""#),
+        ("size", r#"size = "6536KiB""#),
         ("size", r#"size = "16TiB""#),
         ("size", ""),
         ("block_size", "block_size = 4096"),
@@ -182,7 +182,7 @@ fn every_wrong_value_gives_its_own_sentence() {
     const NAME: &str = "expected a name of 1 to 32 characters a-z, 0-9, _ and -, the first a letter or a digit, found";
     const UNITS: &str = "written with B, KiB, MiB, GiB or TiB";
     const JOURNAL: &str =
-        "expected a size from 4608KiB (the minimum with device.max_io = \"512KiB\") to 16TiB";
+        "expected a size from 6536KiB (the minimum with device.max_io = \"512KiB\") to 16TiB";
     let journal_units = format!("{JOURNAL}, {UNITS}");
     let chunk_units = format!("expected a power of two from 4KiB to 1MiB, {UNITS}");
     let max_io_units = format!("expected a multiple of 4KiB from 4KiB to 1MiB, {UNITS}");
@@ -283,7 +283,7 @@ fn every_wrong_value_gives_its_own_sentence() {
         ("size", "size = 4294967296", 9, "journal.size", format!("{journal_units}, found the number 4294967296")),
         ("size", "size = \"4GB\"", 9, "journal.size", format!("{journal_units}, found \"4GB\"")),
         ("size", "size = \"auto\"", 9, "journal.size", format!("{journal_units}, found \"auto\"")),
-        ("size", "size = \"4607KiB\"", 9, "journal.size", format!("{JOURNAL}, found \"4607KiB\"")),
+        ("size", "size = \"6535KiB\"", 9, "journal.size", format!("{JOURNAL}, found \"6535KiB\"")),
         ("size", "size = \"17TiB\"", 9, "journal.size", format!("{JOURNAL}, found \"17TiB\"")),
         (
             "size",

@@ -103,10 +103,7 @@ impl Client {
         let read = (&mut self.stream).take(limit).read_until(b'\n', &mut text);
         read.map_err(|error| self.lost(&error))?;
         if text.is_empty() {
-            return Err(Failure::failed(format!(
-                "array {}: its daemon ended without an answer: its log says why",
-                self.name
-            )));
+            return Err(self.died());
         }
         if text.last() != Some(&b'\n') {
             return Err(self.broken("a line that does not end"));
@@ -138,16 +135,26 @@ impl Client {
     }
 
     fn lost(&self, error: &io::Error) -> Failure {
-        let late = [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind());
-        Failure::failed(if late {
+        let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
+        if is(&[io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut]) {
             let seconds = ANSWER_WAIT.as_secs();
-            format!(
+            Failure::failed(format!(
                 "array {}: its daemon has not answered for {seconds} s",
                 self.name
-            )
+            ))
+        } else if is(&[io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe]) {
+            self.died()
         } else {
-            format!("array {}: control socket: {error}", self.name)
-        })
+            Failure::failed(format!("array {}: control socket: {error}", self.name))
+        }
+    }
+
+    /// The connection ended before the answer came.
+    fn died(&self) -> Failure {
+        Failure::failed(format!(
+            "array {}: its daemon ended without an answer: its log says why",
+            self.name
+        ))
     }
 
     fn broken(&self, found: &str) -> Failure {

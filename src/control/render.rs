@@ -115,11 +115,12 @@ fn journal(text: &mut String, status: &Status) {
         text,
         "written",
         &format!(
-            "{} records, {}; {} journal flushes, {} member flushes",
+            "{} records, {}; {} journal flushes, {} member flushes, {} waits for space",
             grouped(media.records),
             size_rough(media.record_bytes),
             grouped(media.journal_flushes),
-            grouped(media.member_flushes)
+            grouped(media.member_flushes),
+            grouped(status.stalls)
         ),
     );
 }
@@ -174,17 +175,11 @@ fn request(name: &str, op: &OpStatus) -> String {
 }
 
 fn trouble(text: &mut String, status: &Status) {
-    let mut errors: Vec<String> = status
+    let errors: Vec<String> = status
         .errors
         .iter()
         .map(|(clause, count)| format!("{} {}", grouped(*count), clause.words()))
         .collect();
-    if status.stalls > 0 {
-        errors.push(format!(
-            "{} requests took longer than 30 s",
-            grouped(status.stalls)
-        ));
-    }
     row(
         text,
         "errors",
@@ -361,14 +356,14 @@ vol0: DEGRADED
   seq       last 3.4711, durable 3.4700, home 3.17
   replay    running, 210 MiB/s, 42 rounds, 9.0 GiB brought home
   memory    12,345 of 1,048,576 extents (1 %), window 200 MiB of 256 MiB
-  written   100 records, 6.0 GiB; 7 journal flushes, 9 member flushes
+  written   100 records, 6.0 GiB; 7 journal flushes, 9 member flushes, 1 waits for space
   requests                       count      bytes   failed      p50      p99    p99.9      max
             read                    10   40.0 KiB        1    90 us   1.2 ms    15 ms    2.5 s
             write                4,711    5.0 GiB        0    90 us   1.2 ms    15 ms    2.5 s
             flush                    0          -        0        -        -        -        -
             discard                  0          -        0        -        -        -        -
             write zeroes             0          -        0        -        -        -        -
-  errors    2 member writes failed, 1 requests took longer than 30 s
+  errors    2 member writes failed
             the request in slot 17 has waited for 31 s
   start     recovered in 812 ms, durable 2.900, kept up to 2.1000, 70 records to replay, 2 dropped (torn record)
 ";

@@ -76,9 +76,9 @@ pub struct Status {
     pub media: MediaStatus,
     /// Errors of parts, by the clause of the crash specification that says what follows from them.
     pub errors: BTreeMap<Clause, u64>,
-    /// How often a request took longer than the watchdog's 30 s.
+    /// How often a write had to wait for space in the journal.
     pub stalls: u64,
-    /// The requests that do so now.
+    /// Requests that have taken longer than 30 s and are not answered yet.
     pub stalled: Vec<Stalled>,
     /// What the start found and did.
     pub recovery: Option<Recovery>,
@@ -426,9 +426,9 @@ pub struct Live {
     pub media: MediaStatus,
     /// Errors of parts.
     pub errors: ErrorCounts,
-    /// How often a request took longer than 30 s.
+    /// How often a write had to wait for space in the journal.
     pub stalls: u64,
-    /// The requests that do so now, a few of them.
+    /// Requests that have taken longer than 30 s and are not answered yet, a few of them.
     pub stalled: Vec<Stalled>,
 }
 

@@ -26,4 +26,4 @@ mod directory;
 mod random;
 mod server;
 
-pub use server::{Drive, Gauge, Plan};
+pub use server::{Drive, Gauge, Plan, Trip, TripOp};

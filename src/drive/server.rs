@@ -14,6 +14,9 @@
 //! A read of sectors that the cache has not, or not all of, reads the store first and lays the cache over
 //! it. Meanwhile the lines involved stay in the cache: one that was destaged and evicted while the read was
 //! under way would leave a hole that the read has not seen filled.
+//!
+//! With a [`Trip`] the drive stops at a chosen request, so that a power cut can be placed in the midst of
+//! something: from that request on it answers nothing any more, while destaging goes on as before.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,6 +25,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use tracing::error;
@@ -77,6 +81,71 @@ pub struct Plan {
     pub write_delay: Duration,
     /// How long a FLUSH does.
     pub flush_delay: Duration,
+}
+
+/// What a drive waits for, to fall silent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TripOp {
+    /// A read that touches the range.
+    Read,
+    /// A write that does.
+    Write,
+    /// A FLUSH after a write that does, with no other FLUSH between.
+    Flush,
+}
+
+/// At which request a drive falls silent: the `count`-th of its kind, counted from 1.
+#[derive(Clone, Debug)]
+pub struct Trip {
+    /// Which kind.
+    pub op: TripOp,
+    /// Which sectors.
+    pub sectors: Range<u64>,
+    /// Which one of them.
+    pub count: u32,
+}
+
+/// A trip on its way.
+#[derive(Debug)]
+struct Tripwire {
+    trip: Trip,
+    left: u32,
+    /// There was a write to the range since the last FLUSH.
+    written: bool,
+    /// Told when it happens.
+    told: Sender<()>,
+}
+
+impl Tripwire {
+    fn new(trip: Trip, told: Sender<()>) -> Tripwire {
+        Tripwire {
+            left: trip.count,
+            written: false,
+            trip,
+            told,
+        }
+    }
+
+    /// Whether this request is the one.
+    fn is_tripped_by(&mut self, request: &Request) -> bool {
+        let sectors = sectors_of(request);
+        let touched = sectors.start < self.trip.sectors.end && self.trip.sectors.start < sectors.end;
+        let counts = match (self.trip.op, request.op) {
+            (TripOp::Read, Op::Read) => touched,
+            (TripOp::Write, Op::Write | Op::Discard | Op::WriteZeroes(_)) => touched,
+            (TripOp::Flush, Op::Write | Op::Discard | Op::WriteZeroes(_)) => {
+                self.written |= touched;
+                false
+            }
+            (TripOp::Flush, Op::Flush) => std::mem::replace(&mut self.written, false),
+            (TripOp::Read | TripOp::Write | TripOp::Flush, _) => false,
+        };
+        if counts && self.left > 0 {
+            self.left -= 1;
+            return self.left == 0;
+        }
+        false
+    }
 }
 
 /// What other threads see of a drive.
@@ -202,6 +271,9 @@ pub struct Drive {
     /// The store failed: nothing is promised any more.
     broken: bool,
     stopped: bool,
+    tripwire: Option<Tripwire>,
+    /// It fell silent.
+    silent: bool,
 }
 
 impl Drive {
@@ -250,9 +322,16 @@ impl Drive {
             allowed_until: Duration::ZERO,
             broken: false,
             stopped: false,
+            tripwire: None,
+            silent: false,
             store,
             plan,
         })
+    }
+
+    /// Falls silent at a chosen request, and says so.
+    pub fn set_trip(&mut self, trip: Trip, told: Sender<()>) {
+        self.tripwire = Some(Tripwire::new(trip, told));
     }
 
     /// What other threads may look at.
@@ -264,7 +343,11 @@ impl Drive {
     fn take_new(&mut self, out: &mut Output<'_>) {
         for n in 0..self.new.len() {
             let request = self.new[n];
+            self.look_at_tripwire(&request);
             match request.op {
+                // What a silent drive takes in may reach the store, as in any cut: writes do, for the rest there
+                // is nobody to answer.
+                Op::Read | Op::Flush if self.silent => {}
                 _ if self.broken => out.reply(request.tag, Outcome::Failed(Errno::IO)),
                 Op::Read => self.begin_read(request, out),
                 Op::Write | Op::Discard | Op::WriteZeroes(_) => self.writes.push_back(request),
@@ -272,6 +355,16 @@ impl Drive {
             }
         }
         self.new.clear();
+    }
+
+    fn look_at_tripwire(&mut self, request: &Request) {
+        let Some(wire) = &mut self.tripwire else { return };
+        if wire.is_tripped_by(request) {
+            self.silent = true;
+            if wire.told.send(()).is_err() {
+                error!("nobody hears that the drive fell silent");
+            }
+        }
     }
 
     fn begin_read(&mut self, request: Request, out: &mut Output<'_>) {
@@ -350,7 +443,7 @@ impl Drive {
                 let at = to_usize((first_sector(line) + to_u64(bit) - sectors.start) * SECTOR);
                 let from = memory_of(slot, bit);
                 buffer[at..at + SECTOR_BYTES]
-                    .copy_from_slice(&self.arena.as_slice()[from..from + SECTOR_BYTES]);
+                    .copy_from_slice(self.arena.range(from..from + SECTOR_BYTES));
             }
         }
     }
@@ -378,7 +471,7 @@ impl Drive {
                 let start = first_sector(line).max(sectors.start);
                 let length = bits(mask).count() * SECTOR_BYTES;
                 let to = memory_of(slot, place_of(start).1);
-                let cache = &mut self.arena.as_mut_slice()[to..to + length];
+                let cache = self.arena.range_mut(to..to + length);
                 if request.op == Op::Write {
                     let from = to_usize((start - sectors.start) * SECTOR);
                     cache.copy_from_slice(&out.tag_buffer(request.tag)[from..from + length]);
@@ -399,12 +492,12 @@ impl Drive {
     }
 
     /// Gives the store sectors beginning with `first`, which may depart: as many as follow and may, up to
-    /// `end`. Says where it ended.
-    fn depart(&mut self, first: u64, end: u64, out: &mut Output<'_>) -> u64 {
+    /// `end`.
+    fn depart(&mut self, first: u64, end: u64, out: &mut Output<'_>) {
         let id = self.free_departures.pop().expect("the caller has looked");
         let staging =
             self.directory.slots() * LINE + to_usize(u64::from(id)) * to_usize(RUN) * SECTOR_BYTES;
-        let end = end.min(first + RUN);
+        let end = end.min(first + RUN).min(self.plan.size / SECTOR);
         let mut sector = first;
         while sector < end {
             let (line, _) = place_of(sector);
@@ -416,9 +509,11 @@ impl Drive {
             while sector < end && place_of(sector).0 == line && may & 1 << place_of(sector).1 != 0 {
                 let from = memory_of(slot, place_of(sector).1);
                 let to = staging + to_usize((sector - first) * SECTOR);
+                let mut bytes = [0; SECTOR_BYTES];
+                bytes.copy_from_slice(self.arena.range(from..from + SECTOR_BYTES));
                 self.arena
-                    .as_mut_slice()
-                    .copy_within(from..from + SECTOR_BYTES, to);
+                    .range_mut(to..to + SECTOR_BYTES)
+                    .copy_from_slice(&bytes);
                 mask |= 1 << place_of(sector).1;
                 sector += 1;
             }
@@ -446,7 +541,6 @@ impl Drive {
         self.departures[to_usize(u64::from(id))] = Some(Departure {
             sectors: first..sector,
         });
-        sector
     }
 
     fn arrive(&mut self, id: u32, result: i32) {
@@ -654,11 +748,15 @@ impl Drive {
     }
 
     fn answer(&mut self, out: &mut Output<'_>, now: Duration) {
-        while let Some(tag) = self.answered_writes.due(now) {
+        while !self.silent
+            && let Some(tag) = self.answered_writes.due(now)
+        {
             out.reply(tag, Outcome::Done);
             self.gauge.writes.fetch_add(1, Ordering::Relaxed);
         }
-        while let Some(tag) = self.answered_flushes.due(now) {
+        while !self.silent
+            && let Some(tag) = self.answered_flushes.due(now)
+        {
             out.reply(tag, Outcome::Done);
             self.gauge.flushes.fetch_add(1, Ordering::Relaxed);
         }
@@ -765,4 +863,65 @@ fn mask_in(line: usize, sectors: &Range<u64>) -> Mask {
 /// Where in the arena a sector of a slot is.
 fn memory_of(slot: Slot, bit: usize) -> usize {
     slot.index() * LINE + bit * SECTOR_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a drive falls silent at the request that was chosen, and at no other. Method: a list of requests,
+    //! and which of them trips.
+
+    use super::*;
+    use crate::units::Lba;
+    use std::sync::mpsc::channel;
+
+    fn request(op: Op, first: u64, sectors: u32) -> Request {
+        Request {
+            tag: Tag(0),
+            op,
+            lba: Lba(first),
+            sectors,
+            durability: Durability::Later,
+        }
+    }
+
+    fn tripped_by(op: TripOp, count: u32, requests: &[Request]) -> Option<usize> {
+        let trip = Trip {
+            op,
+            sectors: 100..200,
+            count,
+        };
+        let mut wire = Tripwire::new(trip, channel().0);
+        requests.iter().position(|request| wire.is_tripped_by(request))
+    }
+
+    #[test]
+    fn the_chosen_request_is_the_one_that_touches_the_range_for_the_nth_time() {
+        let requests = [
+            request(Op::Write, 0, 100),
+            request(Op::Read, 100, 1),
+            request(Op::Write, 99, 2),
+            request(Op::Read, 200, 8),
+            request(Op::Read, 0, 300),
+            request(Op::Write, 199, 1),
+        ];
+        assert_eq!(tripped_by(TripOp::Write, 1, &requests), Some(2));
+        assert_eq!(tripped_by(TripOp::Write, 2, &requests), Some(5));
+        assert_eq!(tripped_by(TripOp::Write, 3, &requests), None);
+        assert_eq!(tripped_by(TripOp::Read, 1, &requests), Some(1));
+        assert_eq!(tripped_by(TripOp::Read, 2, &requests), Some(4));
+    }
+
+    #[test]
+    fn a_flush_counts_if_it_covers_a_write_to_the_range() {
+        let requests = [
+            request(Op::Flush, 0, 0),
+            request(Op::Write, 0, 8),
+            request(Op::Flush, 0, 0),
+            request(Op::Write, 150, 8),
+            request(Op::Flush, 0, 0),
+            request(Op::Flush, 0, 0),
+        ];
+        assert_eq!(tripped_by(TripOp::Flush, 1, &requests), Some(4));
+        assert_eq!(tripped_by(TripOp::Flush, 2, &requests), None);
+    }
 }

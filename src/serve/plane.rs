@@ -92,10 +92,20 @@ impl Plane {
 
     /// Looks after the array's health for ever.
     async fn watch(&self) {
+        let mut stalled = 0;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
             if let Ok(live) = self.ring.live().await {
                 let state = live.state;
+                if live.stalled.len() > stalled {
+                    let longest = live.stalled.iter().map(|request| request.ms / 1000).max();
+                    tracing::warn!(
+                        requests = live.stalled.len(),
+                        longest_s = longest.unwrap_or(0),
+                        "requests have been waiting for more than 30 s"
+                    );
+                }
+                stalled = live.stalled.len();
                 self.record_health(state, &Status::new(&self.facts, live));
             }
         }

@@ -205,6 +205,11 @@ impl ArrayServer {
                     "the array has FAILED, and what it holds cannot be brought home: see its log";
                 drop(waiting.done.send(Err(Failure::failed(message))));
             }
+            Then::Serve | Then::Stop if self.engine.is_held_up() => {
+                let message = "a member returns errors, so not everything can be brought home now; \
+                               the journal keeps it: see the log";
+                drop(waiting.done.send(Err(Failure::failed(message))));
+            }
             Then::Serve | Then::Stop | Then::Leave(_) => self.homing.push(waiting),
         }
     }

@@ -11,8 +11,12 @@
 //!   in order     writes as they completed up to a moment, the next one shorn, then none
 //!   all but one  everything but one write, or one sector of it: the hole
 //!   only one     nothing but one write: the later version, while the earlier one is lost
+//!   torn         one sector of every other write cannot be read: the media were busy with it
 //!   by zone      another of these for each zone: home kept and ring lost is what breaks the WAL rule
 //! ```
+//!
+//! A sector that was being written is sometimes unreadable. That may be one of a write in flight, and,
+//! more rarely, one of a completed write that the disk was just moving from its cache to the media.
 
 use crate::sim::media::{AtRisk, Candidate, Clock, SimDisk, Survivor, Ticket, Zone};
 use crate::sim::random::Random;
@@ -23,12 +27,14 @@ use crate::units::to_u64;
 enum Fate {
     Kept,
     Lost,
-    /// This many of its first sectors are kept; the next one may be unreadable if it was in flight.
+    /// This many of its first sectors are kept; the next one may be unreadable.
     Shorn(u64),
     /// Each sector with this many chances in a thousand.
     Scattered(u64),
     /// All but this one of its sectors.
     Pierced(u64),
+    /// This one of its sectors is unreadable; the others have this many chances in a thousand.
+    Torn(u64, u64),
 }
 
 /// A write and the disk that it is on.
@@ -55,11 +61,13 @@ pub enum Style {
     AllButOne,
     /// One write and nothing else.
     OnlyOne,
+    /// Unreadable sectors everywhere.
+    Torn,
     /// One style for the ring and its anchors, another for everything else.
     ByZone,
 }
 
-const STYLES: [(Style, u64); 8] = [
+const STYLES: [(Style, u64); 9] = [
     (Style::Nothing, 2),
     (Style::Everything, 1),
     (Style::EachWrite, 6),
@@ -67,6 +75,7 @@ const STYLES: [(Style, u64); 8] = [
     (Style::InOrder, 4),
     (Style::AllButOne, 4),
     (Style::OnlyOne, 2),
+    (Style::Torn, 1),
     (Style::ByZone, 4),
 ];
 
@@ -170,6 +179,17 @@ fn draw_fates(loose: &[Loose], style: Style, random: &mut Random) -> Vec<Fate> {
             fates[random.index(loose.len())] = Fate::Kept;
             fates
         }
+        Style::Torn => {
+            let kept = *random.pick(&[0, 500, 1000]);
+            let torn = |loose: &Loose| {
+                if random.chance(500) {
+                    Fate::Torn(random.below(loose.write.sectors), kept)
+                } else {
+                    Fate::Scattered(kept)
+                }
+            };
+            loose.iter().map(torn).collect()
+        }
         Style::ByZone => {
             let simple = [
                 Style::Nothing,
@@ -211,14 +231,20 @@ fn survivor(group: &[Candidate], fates: &[(Ticket, u64, Fate)], random: &mut Ran
         let (_, first, fate) = fates[found];
         // A misdirected write holds sectors before its first one; for those the fate is as good as any.
         let at = candidate.sector.wrapping_sub(first);
+        // In flight, and completed.
         let (kept, torn) = match fate {
-            Fate::Kept => (true, 0),
-            Fate::Lost => (false, 0),
-            Fate::Shorn(n) => (at < n, if at == n { 125 } else { 0 }),
-            Fate::Scattered(chance) => (random.chance(chance), 60),
-            Fate::Pierced(n) => (at != n, if at == n { 250 } else { 0 }),
+            Fate::Kept => (true, [0, 0]),
+            Fate::Lost => (false, [0, 0]),
+            Fate::Shorn(n) => (at < n, if at == n { [125, 30] } else { [0, 0] }),
+            Fate::Scattered(chance) => (random.chance(chance), [60, 2]),
+            Fate::Pierced(n) => (at != n, if at == n { [250, 60] } else { [0, 0] }),
+            Fate::Torn(n, chance) => (
+                random.chance(chance),
+                if at == n { [1000, 1000] } else { [0, 0] },
+            ),
         };
-        if candidate.in_flight && torn > 0 && random.chance(torn) {
+        let torn = torn[usize::from(!candidate.in_flight)];
+        if torn > 0 && random.chance(torn) {
             return Survivor::Unreadable;
         }
         if kept {

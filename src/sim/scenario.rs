@@ -71,7 +71,8 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Any array.
+    /// Any array. One in two hundred is large enough for what a small one never does: a reserve that is
+    /// small against the ring, and records of a megabyte.
     pub fn draw(random: &mut Random) -> Scenario {
         let placement = *random.pick(&[
             Placement::Detached,
@@ -81,13 +82,20 @@ impl Scenario {
             Placement::End,
         ]);
         let members = random.between(1, 4);
-        let chunk = (4 * KIB) << random.below(3);
-        let max_io = (4 * KIB) << random.below(4);
-        let data_each = chunk * random.between(1, (128 * KIB / members / chunk).max(1));
-        let some = random.below(32) * FRAME;
-        let extra_ring = *random.pick(&[0, 0, some, 256 * KIB]);
-        let journal_size =
-            journal_size_min(placement, members, chunk, max_io) + extra_ring * members;
+        let large = random.chance(5);
+        let (chunk, max_io, data, extra) = if large {
+            (64 * KIB, MIB, 4 * MIB, random.between(8, 24) * MIB)
+        } else {
+            let some = random.below(32) * FRAME;
+            (
+                (4 * KIB) << random.below(3),
+                (4 * KIB) << random.below(4),
+                128 * KIB,
+                *random.pick(&[0, 0, some, 256 * KIB]),
+            )
+        };
+        let data_each = chunk * random.between(1, (data / members / chunk).max(1));
+        let journal_size = journal_size_min(placement, members, chunk, max_io) + extra;
         Scenario::build(
             random,
             placement,
@@ -237,7 +245,9 @@ fn draw_settings(
     let record = record_max(geometry.ring.size());
     let segment = FRAME * random.skewed((2 * record / FRAME).min(16));
     let least = 2 * (4 * record + 2 * segment);
-    let window = (least + random.below(4) * record).div_ceil(segment) * segment;
+    // A window larger than the ring holds no more than the ring, but it lets more be volatile.
+    let more = *random.pick(&[0, record, 4 * record, 8 * geometry.ring.size()]);
+    let window = (least + more).div_ceil(segment) * segment;
     let round = random.between(2 * record, (window / 2).max(2 * record));
     let zeroes = random.chance(750);
     let parts = caches
@@ -249,6 +259,15 @@ fn draw_settings(
             sync_flushes_all: *cache == Cache::WriteBack,
         })
         .collect();
+    // Sometimes only a full ring makes replay run.
+    let lazy = random.chance(300);
+    let wait = |random: &mut Random, most: u64| {
+        Duration::from_micros(if lazy {
+            most * 1000
+        } else {
+            random.skewed(most)
+        })
+    };
     let queue_depth = u16::try_from(random.skewed(16)).expect("at most sixteen");
     let mut settings = Settings {
         queue_depth,
@@ -260,9 +279,13 @@ fn draw_settings(
         },
         commit_interval: Duration::from_micros(random.skewed(5_000_000)),
         round: crate::units::round_down(round, FRAME).max(2 * record),
-        fill: *random.pick(&[0, 100, 500, 900, 999]),
-        age: Duration::from_micros(random.skewed(30_000_000)),
-        idle: Duration::from_micros(random.skewed(2_000_000)),
+        fill: if lazy {
+            999
+        } else {
+            *random.pick(&[0, 100, 500, 900, 999])
+        },
+        age: wait(random, 30_000_000),
+        idle: wait(random, 2_000_000),
         stall_timeout: None,
         window,
         segment,
@@ -279,7 +302,6 @@ fn draw_settings(
         + settings.home_writes
         + to_usize(random.skewed(64) - 1);
     settings.ios = u16::try_from(ios).expect("a small array needs few operations");
-    assert!(settings.window <= 8 * MIB);
     settings.check(geometry.ring.size());
     settings
 }

@@ -392,7 +392,11 @@ impl Character {
             },
             hot: hot_start..hot_start + hot_len,
             hot_permille: *random.pick(&[0, 300, 700, 950]),
-            largest: random.skewed(max_blocks),
+            largest: if random.chance(300) {
+                max_blocks
+            } else {
+                random.skewed(max_blocks)
+            },
             stream_permille: *random.pick(&[0, 0, 200, 800]),
             pause: random.skewed(4_000_000),
             pause_permille: *random.pick(&[0, 10, 100, 500]),

@@ -79,18 +79,11 @@ impl Control {
                 length,
             )
         };
-        match asked {
-            Ok(()) => Ok(Some(information)),
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-            Err(source) => Err(Error::Command {
-                command: "GET_DEV_INFO",
-                source,
-            }),
-        }
+        if_there(asked, "GET_DEV_INFO").map(|there| there.then_some(information))
     }
 
-    /// The parameters of a device.
-    pub fn parameters(&mut self, id: u32) -> Result<sys::ublk_params, Error> {
+    /// The parameters of a device, or `None` as above.
+    pub fn parameters(&mut self, id: u32) -> Result<Option<sys::ublk_params>, Error> {
         let length = size_of::<sys::ublk_params>();
         let mut parameters = sys::ublk_params {
             len: u32::try_from(length).expect("a small structure"),
@@ -105,11 +98,7 @@ impl Control {
                 length,
             )
         };
-        asked.map_err(|source| Error::Command {
-            command: "GET_PARAMS",
-            source,
-        })?;
-        Ok(parameters)
+        if_there(asked, "GET_PARAMS").map(|there| there.then_some(parameters))
     }
 
     /// Takes the block device away once all requests are answered. Waits for that.
@@ -188,5 +177,14 @@ impl Control {
                 };
             }
         }
+    }
+}
+
+/// Whether a question was answered; not, if the device has gone.
+fn if_there(asked: io::Result<()>, command: &'static str) -> Result<bool, Error> {
+    match asked {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+        Err(source) => Err(Error::Command { command, source }),
     }
 }

@@ -292,7 +292,9 @@ fn look_at(control: &mut Control, id: u32) -> Result<Option<Found>, Error> {
     let Some(information) = control.information(id)? else {
         return Ok(None);
     };
-    let driver = control.parameters(id)?;
+    let Some(driver) = control.parameters(id)? else {
+        return Ok(None);
+    };
     Ok(Some(Found {
         id,
         state: State::of(information.state),
@@ -369,7 +371,10 @@ impl Device {
     pub fn recover(id: u32) -> Result<Device, Error> {
         let mut asking = Control::open()?;
         let information = asking.information(id)?.ok_or(Error::NoDevice { id })?;
-        let driver = asking.parameters(id)?;
+        let driver = asking.parameters(id)?.ok_or(Error::NoDevice { id })?;
+        if State::of(information.state) == State::Dead {
+            return Err(Error::Dead { id });
+        }
         let not_ours = |what| Err(Error::NotOurs { id, what });
         if information.nr_hw_queues != 1 {
             return not_ours("it has more than one queue");
@@ -584,6 +589,12 @@ impl<S> Serving<S> {
         self.thread
             .as_ref()
             .is_none_or(thread::JoinHandle::is_finished)
+    }
+
+    /// Lets go of the queue thread without waiting for it: for a process that is about to end and leaves
+    /// the device to whoever takes it over next.
+    pub fn detach(mut self) {
+        drop(self.thread.take());
     }
 
     /// Waits for the end of the queue thread, gives the server back and says how it ended.

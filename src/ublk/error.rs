@@ -70,6 +70,14 @@ pub enum Error {
         /// N in `/dev/ublkbN`.
         id: u32,
     },
+    /// A takeover of a device without a disk.
+    #[error(
+        "/dev/ublkb{id} cannot be taken over: it was stopped or never started, and can only be deleted"
+    )]
+    Dead {
+        /// N in `/dev/ublkbN`.
+        id: u32,
+    },
     /// A takeover whose device is not free.
     #[error(
         "/dev/ublkb{id} is still held by process {pid}, which serves it or has not ended yet; stop that \

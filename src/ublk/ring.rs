@@ -11,14 +11,9 @@
 //! ```
 //!
 //! It holds unsafe code because the kernel is given addresses and goes on using them after the call has
-//! returned, which no borrow can express. What makes it sound:
-//!
-//! * The memory outlives the ring. [`TagBuffers`] and the server, which owns the [`Arena`], are dropped
-//!   by whoever joined the queue thread, and the kernel cancels all that a thread has in flight before
-//!   the thread has ended. If the loop panics the process aborts ([`AbortOnPanic`]).
-//! * Every address is computed here, from an index and a length that are asserted to lie inside.
-//! * The memory is plain bytes. If a server breaks its promise and looks at a piece that the kernel is
-//!   writing, it sees old or new bytes, never an invalid value.
+//! returned, which no borrow can express. It is sound because all memory of requests and servers outlives
+//! the ring (`memory.rs` says why), and the vectors and the clock's time live in the [`Ring`], which ends
+//! the process rather than free them while an operation is in flight.
 //!
 //! The ring has room for everything that may be in flight at once, so neither of its queues can overflow.
 
@@ -743,6 +738,53 @@ mod tests {
                 length: 8192,
             }];
             bench.ring.vector_of(segments[0], &bench.tags);
+        });
+    }
+
+    #[test]
+    fn more_files_than_libublk_has_room_for_are_told_apart() {
+        check(|bench| {
+            let files: Vec<File> = (0..40)
+                .map(|n| {
+                    let file = tempfile::tempfile().expect("a temporary file");
+                    file.write_all_at(&[n; 512], 0).expect("a write");
+                    file
+                })
+                .collect();
+            let other = File::open("/dev/null").expect("/dev/null");
+            let table: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+            bench
+                .ring
+                .register_files(other.as_raw_fd(), &table)
+                .expect("registration");
+            for n in [0, 31, 32, 39] {
+                let segments = [Segment::Arena {
+                    offset: 0,
+                    length: 512,
+                }];
+                bench.ring.read(0, FileSlot(n), 0, &segments, &bench.tags);
+                assert_eq!(bench.complete(), (Owner::Operation(0), 512));
+                assert_eq!(bench.arena.range(0..512), [n; 512]);
+            }
+        });
+    }
+
+    #[test]
+    fn a_segment_is_registered_if_one_registered_piece_holds_all_of_it() {
+        check(|bench| {
+            bench.ring.registered = 3 * REGISTERED_PIECE;
+            let registered =
+                |offset, length| bench.ring.registered_as(Segment::Arena { offset, length });
+            assert_eq!(registered(0, REGISTERED_PIECE), Some(0));
+            assert_eq!(registered(REGISTERED_PIECE - 512, 1024), None);
+            assert_eq!(registered(2 * REGISTERED_PIECE, 4096), Some(2));
+            assert_eq!(registered(3 * REGISTERED_PIECE - 512, 1024), None);
+            let tag = Segment::Tag {
+                tag: Tag(0),
+                offset: 0,
+                length: 512,
+            };
+            assert_eq!(bench.ring.registered_as(tag), None);
         });
     }
 }

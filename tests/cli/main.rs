@@ -5,6 +5,7 @@
 mod configs;
 mod help;
 mod machine;
+mod offline;
 mod usage;
 
 use assert_cmd::Command;

@@ -67,6 +67,25 @@ attribute() {
     [ "$found" = "$2" ] || fail "$1 is '$found', expected '$2'"
 }
 
+# 0. Errors say what to do. The last one takes 30 s and is looked at in the end: a device that is served
+# is not taken over.
+io_uring=$(sysctl -n kernel.io_uring_disabled)
+sysctl -q kernel.io_uring_disabled=2
+code=0
+"$server" list 2>"$work/error" || code=$?
+sysctl -q kernel.io_uring_disabled="$io_uring"
+[ "$code" -eq 1 ] || fail "list without io_uring ended with $code"
+grep -q 'sysctl kernel.io_uring_disabled' "$work/error" || fail "no remedy in: $(cat "$work/error")"
+if "$server" recover 77 "$disk" 2>"$work/error"; then fail "a device that is not there was taken over"; fi
+grep -q 'there is no ublk device 77' "$work/error" || fail "not said that it is missing: $(cat "$work/error")"
+begin null 1073741824
+held=$pid
+held_feed=$feed
+held_device=$device
+"$server" recover "${device#/dev/ublkb}" "$disk" 2>"$work/error" &
+intruder=$!
+echo "errors say what to do"
+
 # 1. What sysfs shows.
 begin serve "$disk" 262144
 grep -qF '[none]' "/sys/block/${device#/dev/}/queue/scheduler" || fail "the scheduler is not none"
@@ -85,7 +104,11 @@ attribute write_zeroes_max_bytes 1073741824
 thread=$(grep -l "^ublk-queue-" /proc/"$pid"/task/*/comm)
 mask=$(awk '/^SigBlk/ { print $2 }' "${thread%comm}status")
 [ "$mask" = fffffffe7ffbfeff ] || fail "the queue thread's signal mask is $mask"
-echo "sysfs shows what was asked for"
+# PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE: what PR_SET_IO_FLUSHER sets.
+flags=$(awk '{ print $9 }' "${thread%comm}stat")
+[ $((flags & 0x180000)) -eq $((0x180000)) ] || fail "the queue thread may wait for write-back: flags $flags"
+[ "$(awk '/^VmLck/ { print $2 }' "/proc/$pid/status")" -ge 32768 ] || fail "the buffers are not locked"
+echo "sysfs shows what was asked for; the queue thread is set up for the path of a write"
 
 # 2. Servers come and go under a mounted filesystem.
 mkfs.ext4 -q "$device"
@@ -133,5 +156,16 @@ if wait "$load"; then
     fail "fio did not notice that its device is gone"
 fi
 [ ! -e "$device" ] || fail "$device is still there"
-[ -z "$("$server" list)" ] || fail "a device stayed behind"
+[ "$("$server" list | wc -l)" -eq 1 ] || fail "a device stayed behind"
 echo "stopped under load, nothing left behind"
+
+# 5. The device that was served all the time.
+if wait "$intruder"; then fail "$held_device was taken from its server"; fi
+grep -q "$held_device is still held by process $held" "$work/error" ||
+    fail "not said who holds $held_device: $(cat "$work/error")"
+pid=$held
+feed=$held_feed
+tell stop
+ended 0
+[ -z "$("$server" list)" ] || fail "a device stayed behind"
+echo "a device that is served was not taken over"
