@@ -28,7 +28,7 @@ step() {
     # Not below an `if` or a `!`: there bash would go on past a failure within.
     "$@" >"$steps_folder/step.log" 2>&1 </dev/null
     end="$(milliseconds)"
-    printf '%6d.%d s  %s\n' $(((end - begin) / 1000)) $(((end - begin) % 1000 / 100)) "$note" >&3
+    printf '%6d.%d s%s\n' $(((end - begin) / 1000)) $(((end - begin) % 1000 / 100)) "${note:+  $note}" >&3
     step_name=
 }
 

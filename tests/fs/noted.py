@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Loads a mounted filesystem, and notes outside of it which files must outlive a power cut.
 
-    noted.py write  DIR --notes FILE --seed S --seconds N [--figures FILE]
+    noted.py write  DIR --notes FILE --seed S [--figures FILE]
     noted.py verify DIR --notes FILE --seed S
 
 `write`, side by side in DIR (which must not exist, FILE neither):
 
-* four writers of files, 1 B to 64 KiB each. One file in three is fsynced, and its folder too; then,
+* four writers of files, 1 B to 64 KiB each. One file in six is fsynced, and its folder too; then,
   and only then, a line with its name goes to FILE, and that is fsynced as well. FILE lies where the
   cut does not reach.
-* one writer past the page cache, 4 to 64 KiB at random places of one file, without any fsync: what
-  a disk has answered and not stored yet. The longest pause between two of its answers is how long
-  the device below stood still.
+* four writers past the page cache, 4 to 64 KiB at random places of a file each, without any fsync:
+  what a disk has answered and not stored yet. The longest pause between two answers to one of them
+  is how long the device below stood still.
 
-Any error of the filesystem ends it with status 1. At the end it tells, one "key value" a line in the
-file of --figures: files, noted, direct_writes, longest_pause_ms.
+It goes on until SIGTERM comes; any error of the filesystem ends it with status 1. At the end it tells, one "key value"
+a line in the file of --figures: files, noted, direct_writes, longest_pause_ms.
 
 `verify` reads every file that FILE names and compares it with what the seed says it must be. It
 takes an empty FILE for a failure: it would have shown nothing.
@@ -27,6 +27,7 @@ import hashlib
 import mmap
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -34,11 +35,10 @@ import time
 WRITERS = 4
 FILE_BYTES_MAX = 65536
 # Of all files, this part is fsynced.
-FSYNCED_PART = 1 / 3
+FSYNCED_PART = 1 / 6
 FILES_PER_FOLDER = 100
 
-DIRECT_FILE = "direct"
-DIRECT_FILE_BYTES = 48 << 20
+DIRECT_FILE_BYTES = 16 << 20
 DIRECT_WRITE_BYTES = (4096, 8192, 16384, 65536)
 
 DIFFERENCES_TOLD_MAX = 10
@@ -57,7 +57,7 @@ class Load:
     def __init__(self, options):
         self.root = options.dir
         self.seed = options.seed
-        self.deadline = time.monotonic() + options.seconds
+        self.ending = threading.Event()
         self.lock = threading.Lock()
         self.notes = os.open(options.notes, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self.errors = []
@@ -67,11 +67,11 @@ class Load:
         self.longest_pause = 0.0
 
     def goes_on(self):
-        return time.monotonic() < self.deadline and not self.errors
+        return not self.ending.is_set() and not self.errors
 
     def run(self):
         threads = [threading.Thread(target=self.guard, args=(self.write_files, number)) for number in range(WRITERS)]
-        threads.append(threading.Thread(target=self.guard, args=(self.write_directly,)))
+        threads += [threading.Thread(target=self.guard, args=(self.write_directly, number)) for number in range(WRITERS)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -114,11 +114,11 @@ class Load:
             os.fsync(self.notes)
             self.noted += 1
 
-    def write_directly(self):
-        draw = random.Random(f"{self.seed}/direct")
+    def write_directly(self, writer):
+        draw = random.Random(f"{self.seed}/direct/{writer}")
         buffer = mmap.mmap(-1, max(DIRECT_WRITE_BYTES))
         buffer[:] = draw.randbytes(len(buffer))
-        file = os.open(os.path.join(self.root, DIRECT_FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o644)
+        file = os.open(os.path.join(self.root, f"direct.{writer}"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o644)
         os.posix_fallocate(file, 0, DIRECT_FILE_BYTES)
         answered = time.monotonic()
         while self.goes_on():
@@ -127,9 +127,10 @@ class Load:
             if os.pwrite(file, memoryview(buffer)[:length], at) != length:
                 raise OSError("a direct write was cut short")
             now = time.monotonic()
-            self.longest_pause = max(self.longest_pause, now - answered)
+            with self.lock:
+                self.longest_pause = max(self.longest_pause, now - answered)
+                self.direct_writes += 1
             answered = now
-            self.direct_writes += 1
         os.close(file)
 
 
@@ -145,6 +146,7 @@ def write(options):
     os.mkdir(options.dir)
     fsync_folder(os.path.dirname(os.path.abspath(options.dir)))
     load = Load(options)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: load.ending.set())
     load.run()
     figures = (f"files {load.files}\nnoted {load.noted}\ndirect_writes {load.direct_writes}\n"
                f"longest_pause_ms {load.longest_pause * 1000:.0f}\n")
@@ -191,11 +193,8 @@ def main():
     parser.add_argument("dir")
     parser.add_argument("--notes", required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--seconds", type=float)
     parser.add_argument("--figures")
     options = parser.parse_args()
-    if (options.action == "write") != (options.seconds is not None):
-        parser.error("--seconds belongs to write, and write needs it")
     try:
         return write(options) if options.action == "write" else verify(options)
     except OSError as error:
