@@ -9,6 +9,9 @@
 #   stage NAME COMMAND...  runs COMMAND and prints how long it took; returns its status
 #   stage_summary          prints every stage so far with its time and status
 #   cache_folder           prints the folder that outlives the checkout, and makes it
+#   lab_with_disks SIZES [OPTION...] -- COMMAND...
+#                          runs COMMAND in the lab (`ci/lab`) with new disks of these sizes, such as
+#                          512M,512M,256M; they are sparse files in memory and gone afterwards
 #
 # Everything here writes to stderr, so that stdout stays the caller's.
 
@@ -75,5 +78,25 @@ stage_summary() {
 cache_folder() {
     local folder="${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/ujournal"
     mkdir -p "$folder"
+    printf '%s\n' "$folder"
+}
+
+lab_with_disks() (
+    disk_folder="$(mktemp -d "$(folder_of_disks)/ujournal-disks.XXXXXX")"
+    trap 'rm -rf "$disk_folder"' EXIT
+    disks=()
+    for size in ${1//,/ }; do
+        disks+=(--disk "$disk_folder/${#disks[@]}")
+        truncate -s "$size" "${disks[-1]}"
+    done
+    "$(dirname "${BASH_SOURCE[0]}")/lab" "${disks[@]}" "${@:2}"
+)
+
+# In memory where there is room, so that a test measures the program and not this machine's disk.
+folder_of_disks() {
+    local folder
+    for folder in /dev/shm "${TMPDIR:-/tmp}"; do
+        if [[ -w $folder ]] && (($(stat -f -c '%a * %S' "$folder") > 4 << 30)); then break; fi
+    done
     printf '%s\n' "$folder"
 }

@@ -144,7 +144,7 @@ impl Seq {
     }
 
     /// The number `n` further on. Panics rather than run into the next epoch: the engine ends the
-    /// life long before (see `engine::limits`).
+    /// life long before (see `engine::commit`).
     pub fn plus(self, n: u64) -> Seq {
         let next = Seq(self.0 + n);
         assert_eq!(

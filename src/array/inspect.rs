@@ -10,12 +10,12 @@ use crate::control::progress::ProgressSink;
 use crate::control::status::{Recovery, StartKind};
 use crate::disk::part::{Access, Part};
 use crate::disk::{Disk, PartError};
-use crate::engine::recovery::{self, RecoveryError};
+use crate::engine::recovery;
 use crate::journal::anchor::{Anchor, Closed};
 use crate::journal::assemble::{Set, read_copies, read_superblock};
 use crate::journal::geometry::{Geometry, anchor_span};
 use crate::journal::record::{EntryOp, Frame, Kind, Record};
-use crate::journal::scan::{AnchorProblem, ScanError, Scope, every_record, read_anchors};
+use crate::journal::scan::{AnchorProblem, Scope, every_record, read_anchors};
 use crate::journal::superblock::{Cleanliness, Health, Phase, Role, Superblock, SuperblockError};
 use crate::outcome::{Exit, Failure, sentence};
 use serde::Serialize;
@@ -162,12 +162,7 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             });
             Ok(report)
         }
-        Err(error) => {
-            if let RecoveryError::Scan(ScanError::Damage(damage)) = &error {
-                report.findings.extend(damage.record.as_ref().map(affected));
-            }
-            refused(report, super::from_recovery(&error))
-        }
+        Err(error) => refused(report, super::from_recovery(&error)),
     }
 }
 
@@ -206,7 +201,7 @@ fn findings(set: &Set) -> Vec<String> {
 }
 
 /// The blocks that a record would have changed.
-fn affected(record: &Record) -> String {
+pub(super) fn affected(record: &Record) -> String {
     let ranges: Vec<String> = record
         .entries
         .iter()

@@ -70,5 +70,12 @@ pub(crate) fn from_recovery(error: &RecoveryError) -> Failure {
         RecoveryError::Disk(_) | RecoveryError::Begin(BeginError::Disk(_)) => Exit::Failed,
         RecoveryError::Begin(BeginError::OutOfEpochs) => Exit::Refused,
     };
-    failure(exit, error)
+    let mut failure = failure(exit, error);
+    if let RecoveryError::Scan(ScanError::Damage(damage)) = error
+        && let Some(record) = &damage.record
+    {
+        failure.message.push_str("; ");
+        failure.message.push_str(&inspect::affected(record));
+    }
+    failure
 }

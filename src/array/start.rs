@@ -4,9 +4,9 @@
 //! is ours, and only then the flush and the scan of the journal ([`crate::engine::recovery`]). A process
 //! that wants to run in the background has forked before it comes here.
 
+use super::from_recovery;
 use super::open::{Opened, open, wait_for_parts};
 use super::settings::{Requests, any_rotating, commit_of, machine_memory, settings};
-use super::{from_disk, from_recovery};
 use crate::config::Config;
 use crate::control::port::RingCommands;
 use crate::control::progress::ProgressSink;
@@ -14,16 +14,15 @@ use crate::control::status::{DeviceStatus, Difference, Facts, PartStatus, Recove
 use crate::disk::buffer::Residency;
 use crate::disk::part::Access;
 use crate::engine::Engine;
-use crate::engine::recovery::{self, Report};
+use crate::engine::recovery::{self, Errors, Report};
 use crate::engine::settings::Commit;
 use crate::journal::assemble::Set;
 use crate::journal::geometry::{Geometry, ring_size_min};
 use crate::journal::record::RecordError;
-use crate::journal::superblock::Health;
 use crate::outcome::{Failure, sentence};
 use crate::serve::server::ArrayServer;
 use crate::ublk::{Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find};
-use crate::units::{KIB, MIB, Seq};
+use crate::units::{KIB, MIB};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -105,17 +104,14 @@ pub fn bring_up(
             ring_size_min(requests.max_io)
         )));
     }
-    if set.health() == Health::Failed && options.clear_error {
-        let failed = set.record_health(Health::Ok, Seq::NONE);
-        if let Some((_, error)) = failed.first() {
-            return Err(from_disk(error));
-        }
-        tracing::warn!("the FAILED state was cleared by the operator");
-    }
-
     let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
     let (depth, operations, window) = (settings.queue_depth, settings.ios, settings.window);
-    let (recovered, report) = recovery::open(&mut set, settings.extents, settings.round)
+    let errors = if options.clear_error {
+        Errors::Cleared
+    } else {
+        Errors::Kept
+    };
+    let (recovered, report) = recovery::open(&mut set, settings.extents, settings.round, errors)
         .map_err(|error| from_recovery(&error))?;
     let engine = Engine::new(
         settings,
@@ -161,18 +157,6 @@ pub fn bring_up(
     }
 
     let recovery = describe(&set, &report, kind, began.elapsed());
-    tracing::info!(
-        array = recovery.array,
-        epoch = recovery.epoch,
-        kind = ?recovery.kind,
-        durable_seq = recovery.durable_seq,
-        kept_seq = recovery.kept_seq,
-        records_replayed = recovery.records_replayed,
-        records_dropped = recovery.records_dropped,
-        dropped_because = recovery.dropped_because.as_deref().unwrap_or(""),
-        ms = recovery.ms,
-        "started"
-    );
     let facts = Facts {
         name: config.name.as_str().to_owned(),
         uuid: uuid::Uuid::from_bytes(uuid.0),

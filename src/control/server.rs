@@ -52,12 +52,12 @@ pub enum End {
 
 /// Serves the control socket until the array is stopped or dies.
 ///
-/// Each message of `terminate` is a wish to end from outside (a signal). `tidy` is called once, when
-/// serving has ended, before anybody is told.
+/// `begin` is called once, when everything is in place, and returns where wishes to end come from outside
+/// (signals). `tidy` is called once, when serving has ended, before anybody is told.
 pub fn serve<P: Port + 'static>(
     listener: StdListener,
     port: P,
-    terminate: impl FnOnce() -> io::Result<mpsc::Receiver<&'static str>>,
+    begin: impl FnOnce() -> io::Result<mpsc::Receiver<&'static str>>,
     tidy: impl Fn(&End) + 'static,
 ) -> io::Result<End> {
     listener.set_nonblocking(true)?;
@@ -68,7 +68,7 @@ pub fn serve<P: Port + 'static>(
         .build()?;
     let end = LocalSet::new().block_on(&runtime, async move {
         let listener = UnixListener::from_std(listener)?;
-        let terminate = terminate()?;
+        let terminate = begin()?;
         Ok(Server::new(port, tidy).run(listener, terminate).await)
     });
     // A look at the device that hangs must not keep the process.

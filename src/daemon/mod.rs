@@ -110,14 +110,19 @@ pub fn run<P: Port + 'static>(
         .listen(&config.name, &lock)
         .inspect_err(|failure| tracing::error!("{failure}"))?;
     let foreground = ready.is_foreground();
-    ready.started(&Started {
+    let socket = run_dir.socket(&config.name);
+    let started = Started {
         block: block.clone(),
         link: link.clone(),
-    });
-
-    let socket = run_dir.socket(&config.name);
+    };
+    // Told only once a signal ends it in order: whoever was told may send one at once.
+    let begin = move || {
+        let signals = signals(foreground)?;
+        ready.started(&started);
+        Ok(signals)
+    };
     let tidy = move |end: &End| tidy(end, &socket, &link, &block);
-    let end = server::serve(listener, port, move || signals(foreground), tidy);
+    let end = server::serve(listener, port, begin, tidy);
     drop(lock);
     match end {
         Ok(End::Stopped(_)) => Ok(()),

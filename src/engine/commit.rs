@@ -775,7 +775,7 @@ impl Engine {
         match result {
             Ok(()) => self.commits.record_mut(number).pieces_left -= 1,
             Err(_) => {
-                self.counters.journal_errors += 1;
+                self.counters.journal_write_errors += 1;
                 self.fail(port);
             }
         }
@@ -863,7 +863,7 @@ impl Engine {
         if flush.failed {
             // Nothing is known about what it covered, and a second flush would answer for less
             // (invariant 7).
-            self.counters.journal_errors += 1;
+            self.counters.journal_flush_errors += 1;
             self.fail(port);
         } else {
             self.commits.flushed_through = self.commits.flushed_through.max(flush.covers);
@@ -951,7 +951,7 @@ impl Engine {
                 anchor.replayed_through = through;
             }
             Err(_) => {
-                self.counters.journal_errors += 1;
+                self.counters.journal_write_errors += 1;
                 self.fail(port);
             }
         }

@@ -121,10 +121,18 @@ pub struct Counters {
     pub loaded_bytes: u64,
     /// Turns in which a write had to wait for space in the ring.
     pub stalls: u64,
-    /// Errors of the journal's parts.
-    pub journal_errors: u64,
-    /// Errors of members.
-    pub member_errors: u64,
+    /// Writes of records and anchors that failed for good.
+    pub journal_write_errors: u64,
+    /// Flushes of the journal that failed.
+    pub journal_flush_errors: u64,
+    /// Reads from the ring that failed.
+    pub journal_read_errors: u64,
+    /// Reads from members that failed.
+    pub member_read_errors: u64,
+    /// Writes and zeroings of members that failed.
+    pub member_write_errors: u64,
+    /// Flushes of members that failed.
+    pub member_flush_errors: u64,
     /// Frames of the journal that were not what had been written.
     pub checksum_errors: u64,
 }
@@ -315,7 +323,9 @@ impl Engine {
                     && self.all_home()
                     || quiet && self.condition == Condition::Failed
             }
-            Some(Close::Handover) => quiet && self.commits.nothing_volatile(),
+            Some(Close::Handover) => {
+                quiet && (self.commits.nothing_volatile() || self.condition == Condition::Failed)
+            }
         }
     }
 

@@ -301,7 +301,7 @@ impl Engine {
     }
 
     pub(super) fn home_read_ended(&mut self, tag: Tag, result: Result<(), Errno>) {
-        self.counters.member_errors += u64::from(result.is_err());
+        self.counters.member_read_errors += u64::from(result.is_err());
         let reading = self.reads.get(tag);
         reading.home -= 1;
         if reading.home == 0 {
@@ -347,7 +347,7 @@ impl Engine {
         }
         match result {
             Ok(()) => self.counters.checksum_errors += 1,
-            Err(_) => self.counters.journal_errors += 1,
+            Err(_) => self.counters.journal_read_errors += 1,
         }
         if read.again {
             self.degrade();

@@ -82,6 +82,15 @@ impl Recovered {
     }
 }
 
+/// What becomes of an error state that was recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Errors {
+    /// It goes on.
+    Kept,
+    /// The operator has seen it: it ends, if the journal is whole.
+    Cleared,
+}
+
 /// What recovery did, for people and machines.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
@@ -140,6 +149,7 @@ pub fn open(
     set: &mut Set,
     extents: usize,
     round: u64,
+    errors: Errors,
 ) -> Result<(Recovered, Report), RecoveryError> {
     // 1. Flush before belief.
     let journal_parts: Vec<_> = set.geometry.journal_parts().collect();
@@ -149,8 +159,16 @@ pub fn open(
     // 2. Which records count?
     let mut kept = Kept::new(set, round);
     let found = kept.scan(set)?;
-    let health = set.health();
     let was_clean = set.is_clean();
+    if errors == Errors::Cleared && set.health() != Health::Ok {
+        let all: Vec<_> = set.parts().collect();
+        set.update(&all, |sb| {
+            sb.health = Health::Ok;
+            sb.health_seq = found.last.seq;
+        })?;
+        tracing::warn!("the error state was cleared by the operator");
+    }
+    let health = set.health();
     // 3. A new life. From here on things are written.
     let epoch = set.begin_life()?;
     let report = Report {
@@ -190,6 +208,13 @@ pub fn open(
         ..anchor
     };
     write_anchor(&mut set.disks, &set.geometry, &anchor, copy)?;
+    if !found.both_anchors {
+        // The copy that was lost is whole again; the one that led here is the older one and may lie two
+        // spans back. Losing the new one must not make the next recovery look further than it does.
+        copy = 1 - copy;
+        anchor.generation += 1;
+        write_anchor(&mut set.disks, &set.geometry, &anchor, copy)?;
+    }
 
     kept.lives.push((found.head, epoch));
     let needed = kept.map.len() + 1024;

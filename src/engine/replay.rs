@@ -361,7 +361,8 @@ impl Engine {
 
     pub(super) fn load_ended(&mut self, result: Result<(), Errno>) {
         if result.is_err() {
-            self.counters.journal_errors += 1;
+            self.counters.journal_read_errors += 1;
+            self.degrade();
             self.replay.failed = true;
         }
         let Stage::Loading { left, .. } = &mut self.replay.stage else {
@@ -446,6 +447,7 @@ impl Engine {
             Where::Payload(pos) => {
                 if self.window.unverified(pos, len) && !self.window.verify_held(pos, len) {
                     self.counters.checksum_errors += 1;
+                    self.degrade();
                     self.replay.failed = true;
                     return None;
                 }
@@ -534,7 +536,7 @@ impl Engine {
                 self.replay.failed = true;
             }
             Err(_) => {
-                self.counters.member_errors += 1;
+                self.counters.member_write_errors += 1;
                 self.replay.failed = true;
                 self.degrade();
             }
@@ -548,7 +550,7 @@ impl Engine {
     pub(super) fn member_flush_ended(&mut self, result: Result<(), Errno>) {
         if result.is_err() {
             // What it covered may be gone: all of the round is written again before the next flush.
-            self.counters.member_errors += 1;
+            self.counters.member_flush_errors += 1;
             self.replay.failed = true;
             self.degrade();
         }
@@ -616,9 +618,6 @@ impl Engine {
         replay.failing_since.get_or_insert(self.now);
         replay.retry_at = self.now + replay.pause;
         replay.pause = (replay.pause * 2).min(PAUSE_MAX);
-        if self.counters.checksum_errors + self.counters.member_errors > 0 {
-            self.degrade();
-        }
     }
 }
 

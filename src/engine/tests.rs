@@ -4,7 +4,7 @@
 //! Power cuts and errors are the simulator's business (`sim`).
 
 use super::port::{IoId, Memory, Operation, Port, Segment};
-use super::recovery::{close, open};
+use super::recovery::{Errors, close, open};
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
 use super::settings::{PartLimits, Settings};
 use super::{Close, Engine};
@@ -234,7 +234,8 @@ fn history(seed: u64) {
     for life in 0..3u64 {
         let mut set: Set = assemble(boxed()).unwrap();
         let settings = settings(parts, &mut dice);
-        let (recovered, report) = open(&mut set, settings.extents, settings.round).unwrap();
+        let (recovered, report) =
+            open(&mut set, settings.extents, settings.round, Errors::Kept).unwrap();
         let device = to_usize(set.geometry.data.size().min(512 * KIB));
         model.resize(device, 0);
         let mut engine = Engine::new(

@@ -290,26 +290,25 @@ impl Window {
         if !missing {
             return true;
         }
-        let mut added = Vec::new();
         for piece in self.by_segment(range.clone()) {
             if self.slot(piece.start).is_some() {
                 continue;
             }
             let Some(slot) = self.take_slot(piece.start) else {
-                self.unpin_present(range, &added);
+                self.unpin_present(range);
                 return false;
             };
             self.slots[slot].pins = 1;
-            added.push(slot);
         }
         true
     }
 
-    fn unpin_present(&mut self, range: Range<Pos>, added: &[usize]) {
+    /// Takes back what [`Window::pin_all`] has done so far, and the slots that it took for nothing.
+    fn unpin_present(&mut self, range: Range<Pos>) {
         for piece in self.by_segment(range) {
             if let Some(slot) = self.slot(piece.start) {
                 self.slots[slot].pins -= 1;
-                if added.contains(&slot) {
+                if self.slots[slot].pins == 0 && self.slots[slot].valid.is_empty() {
                     self.forget(slot);
                     self.slots[slot].valid = Pos(0)..Pos(0);
                     self.slots[slot].start = Pos(0);

@@ -195,6 +195,17 @@ impl Anchor {
         if anchor.epoch > Epoch::MAX {
             return Err(field("epoch", anchor.epoch.0.into()));
         }
+        for (name, number) in [
+            ("generation", anchor.generation),
+            ("head_number", anchor.head_number),
+        ] {
+            if number > super::COUNT_MAX {
+                return Err(field(name, number));
+            }
+        }
+        if raw.reserved.iter().any(|byte| *byte != 0) {
+            return Err(field("reserved", 1));
+        }
         if anchor.tail.seq > anchor.head.seq {
             return Err(field("tail_seq", anchor.tail.seq.0));
         }

@@ -8,7 +8,7 @@
 //!   a region      [ guard: anchor A ][ ring ...                        ][ guard: anchor B ]
 //!   the ring      [ ...free... | record | record | START | record | record | ...free... ]
 //!                              ^ tail                                      ^ head
-//!   a record      [ header 4 to 16 KiB ][ payload in frames of 4 KiB ]
+//!   a record      [ header 4, 8 or 12 KiB ][ payload in frames of 4 KiB ]
 //! ```
 //!
 //! * [`geometry`]: where data, regions and superblocks lie on the parts
@@ -30,6 +30,10 @@ use crate::units::{FRAME, MIB};
 
 /// Reserved at the start and at the end of every part for its superblock.
 pub const MARGIN: u64 = MIB;
+
+/// Largest generation, or number of a record, that is believed: none comes near it by counting, and sums
+/// with it cannot overflow.
+const COUNT_MAX: u64 = 1 << 62;
 
 /// Identity of an array, given at label.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -534,6 +534,9 @@ fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header,
     if tail_offset >= frame.ring_size || !tail_offset.is_multiple_of(FRAME) {
         return Err(field("tail_offset", tail_offset));
     }
+    if raw.reserved_a != 0 || raw.reserved_b.iter().any(|byte| *byte != 0) {
+        return Err(field("reserved", 1));
+    }
     let kind = match raw.kind {
         0 => Kind::Requests,
         1 => Kind::Start,
@@ -573,7 +576,7 @@ fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header,
     if header.tail.seq > header.durable {
         return Err(field("tail_seq", header.tail.seq.0));
     }
-    if header.number == u64::MAX {
+    if header.number > super::COUNT_MAX {
         return Err(field("number", header.number));
     }
     Ok(header)
@@ -590,6 +593,9 @@ fn decode_entry(bytes: &[u8], header: &Header, frame: &Frame) -> Result<Entry, R
         (3, 0) => EntryOp::Discard,
         (op, _) => return Err(field("op", op.into())),
     };
+    if raw.reserved.get() != 0 {
+        return Err(field("reserved", raw.reserved.get()));
+    }
     if raw.codec != 0 {
         return Err(field("codec", raw.codec.into()));
     }

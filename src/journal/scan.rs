@@ -49,6 +49,8 @@ pub struct Found {
     pub anchor: Anchor,
     /// Which copy it is.
     pub anchor_copy: usize,
+    /// Whether the other copy can be read as well.
+    pub both_anchors: bool,
     /// Where the run of records that count ends: the next record goes there.
     pub head: Pos,
     /// Its last record.
@@ -212,7 +214,8 @@ pub fn scan(
     let reach = match (anchor.closed, both) {
         (Closed::Yes, _) => 0,
         (Closed::No, true) => scope.span,
-        (Closed::No, false) => 2 * scope.span,
+        // A life adds its START to what the one before could reach.
+        (Closed::No, false) => 2 * scope.span + FRAME,
     };
     let limit = anchor_pos.plus(reach.min(ring_size - FRAME));
     let mut walked: Vec<(Pos, Record)> = Vec::new();
@@ -304,6 +307,7 @@ pub fn scan(
     Ok(Found {
         anchor,
         anchor_copy,
+        both_anchors: both,
         head,
         last,
         tail,

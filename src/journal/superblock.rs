@@ -333,13 +333,20 @@ impl Superblock {
                 return Err(field(name, size));
             }
         }
-        Geometry::new(shape).map_err(|_| field("member_size", shape.member_size))?;
+        let geometry = Geometry::new(shape).map_err(|_| field("member_size", shape.member_size))?;
+        let bitmap = (raw.bitmap_offset.get(), raw.bitmap_len.get());
+        if bitmap != (geometry.bitmap.0.0, geometry.bitmap.1) {
+            return Err(field("bitmap_offset", bitmap.0));
+        }
         let least = match role {
             Role::Member(_) => shape.member_size,
             Role::Journal => shape.journal_size,
         };
         if raw.part_size.get() < least {
             return Err(field("part_size", raw.part_size.get()));
+        }
+        if raw.generation.get() > super::COUNT_MAX {
+            return Err(field("generation", raw.generation.get()));
         }
         let epoch = |name, raw: U32| {
             let epoch = Epoch(raw.get());

@@ -23,6 +23,7 @@ use crate::journal::superblock::Health;
 use crate::outcome::{Failure, sentence};
 use crate::serve::server::ArrayServer;
 use crate::ublk::{Device, End, Serving};
+use crate::units::Seq;
 use std::cell::RefCell;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -68,7 +69,7 @@ impl Plane {
     }
 
     /// Writes down, on every part that still takes it, that the array's health has become worse.
-    fn record_health(&self, state: State, status: &Status) {
+    fn record_health(&self, state: State, seq: Seq, status: &Status) {
         let health = match state {
             State::Clean | State::Dirty => return,
             State::Degraded => Health::Degraded,
@@ -80,7 +81,6 @@ impl Plane {
         }
         let reason = status.reason.as_deref().unwrap_or("unknown");
         tracing::error!(%health, reason, "the array's health has changed; `ujournal check` says what is affected");
-        let seq = set.journal().health_seq;
         for (part, error) in set.record_health(health, seq) {
             tracing::error!(
                 part = part.0,
@@ -96,7 +96,7 @@ impl Plane {
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
             if let Ok(live) = self.ring.live().await {
-                let state = live.state;
+                let (state, seq) = (live.state, live.last_seq);
                 if live.stalled.len() > stalled {
                     let longest = live.stalled.iter().map(|request| request.ms / 1000).max();
                     tracing::warn!(
@@ -106,7 +106,7 @@ impl Plane {
                     );
                 }
                 stalled = live.stalled.len();
-                self.record_health(state, &Status::new(&self.facts, live));
+                self.record_health(state, seq, &Status::new(&self.facts, live));
             }
         }
     }

@@ -25,11 +25,11 @@ use tokio::sync::oneshot;
 const LEAVE_REPLAY: Duration = Duration::from_secs(20);
 const LEAVE_BYTES: u64 = 64 * MIB;
 
+/// A request that has waited for so long is reported.
+const STALLED_AFTER: Duration = Duration::from_secs(30);
+
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-
-/// A request that has waited for so long is reported as stalled.
-const STALLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Something that goes on until everything up to a seq is home.
 #[derive(Debug)]
@@ -252,9 +252,15 @@ impl ArrayServer {
         let (extents, _) = engine.extents();
         let mut errors = ErrorCounts::default();
         for (clause, count) in [
-            (Clause::JournalWrite, counters.journal_errors),
-            (Clause::JournalRead, counters.checksum_errors),
-            (Clause::MemberWrite, counters.member_errors),
+            (Clause::JournalWrite, counters.journal_write_errors),
+            (Clause::JournalFlush, counters.journal_flush_errors),
+            (
+                Clause::JournalRead,
+                counters.journal_read_errors + counters.checksum_errors,
+            ),
+            (Clause::MemberWrite, counters.member_write_errors),
+            (Clause::MemberFlush, counters.member_flush_errors),
+            (Clause::MemberRead, counters.member_read_errors),
         ] {
             errors.add(clause, count);
         }

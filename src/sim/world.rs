@@ -245,8 +245,13 @@ impl World {
         given.rotate_left(turn);
         let mut set = assemble(given).map_err(|error| judged(fuse, &error))?;
         let settings = scenario.settings.clone();
-        let (recovered, report) = recovery::open(&mut set, settings.extents, settings.round)
-            .map_err(|error| judged(fuse, &error))?;
+        let (recovered, report) = recovery::open(
+            &mut set,
+            settings.extents,
+            settings.round,
+            recovery::Errors::Kept,
+        )
+        .map_err(|error| judged(fuse, &error))?;
         story.note(Duration::ZERO, format!("started: {report:?}"));
         let depth = usize::from(settings.queue_depth);
         let max_io = to_usize(settings.max_io);

@@ -136,8 +136,13 @@ impl Array {
     pub fn start(&mut self) -> Life<'_> {
         let mut set = assemble(self.boxed()).expect("the parts belong together");
         let settings = settings(&set.geometry);
-        let (recovered, _) =
-            recovery::open(&mut set, settings.extents, settings.round).expect("nothing is damaged");
+        let (recovered, _) = recovery::open(
+            &mut set,
+            settings.extents,
+            settings.round,
+            recovery::Errors::Kept,
+        )
+        .expect("nothing is damaged");
         let geometry = set.geometry.clone();
         let engine = Engine::new(settings, geometry, UUID, recovered, Residency::OnTouch);
         let engine = engine.expect("there is memory for a small engine");

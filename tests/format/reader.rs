@@ -701,7 +701,7 @@ impl Ring<'_> {
         let reach = match (anchor.closed, both) {
             (true, _) => 0,
             (false, true) => self.geometry.span(),
-            (false, false) => 2 * self.geometry.span(),
+            (false, false) => 2 * self.geometry.span() + 4096,
         };
         let limit = begin + reach.min(w - FRAME);
         let at_anchor = End {

@@ -117,7 +117,8 @@ def outside(options, folder):
         if number > 2 * options.count + 10:
             say("too many cuts took nothing")
             return 1
-        result = one_run(options, number, os.path.join(folder, f"run{number}"))
+        # A run that does not count is made again with other numbers, and the same drives and stage.
+        result = one_run(options, number, summary["runs"] + 1, os.path.join(folder, f"run{number}"))
         if result is None:
             summary["took_nothing"] += 1
             continue
@@ -141,16 +142,16 @@ def outside(options, folder):
     return 1 if summary["failed"] else 0
 
 
-def plan_of(options, number):
-    """All that is random in a run."""
+def plan_of(options, number, place):
+    """All that is random in a run, and what is due at its place in the row."""
     source = random.Random(f"{options.seed} {number}")
     stage = None
     # Of four runs in a row each kind of drive is cut once and twice; the stages take turns.
-    if number % 2 == 0 and not options.must_fail:
-        stage = STAGES[number // 2 % len(STAGES)]
+    if place % 2 == 0 and not options.must_fail:
+        stage = STAGES[place // 2 % len(STAGES)]
     return {
         "seed": source.randrange(1 << 30),
-        "fua": number % 4 in (1, 2),
+        "fua": place % 4 in (1, 2),
         "stamps_fua": source.choice((0, 1)),
         "flush_every": source.choice((50, 200, 800)),
         "file_pause": source.choice((0.02, 0.1, 0.4)),
@@ -183,10 +184,10 @@ def trip_of(stage, source):
     return None
 
 
-def one_run(options, number, folder):
+def one_run(options, number, place, folder):
     """Prints the run's line. Returns what came out, or None if the cut took nothing."""
     began = time.monotonic()
-    plan = plan_of(options, number)
+    plan = plan_of(options, number, place)
     out = os.path.join(folder, "out")
     os.makedirs(out)
     disks = []
