@@ -557,8 +557,8 @@ impl Engine {
     pub(super) fn home_write_ended(&mut self, part: PartIndex, result: Result<(), Errno>) {
         match result {
             Ok(()) => {}
-            Err(Errno::NOT_SUPPORTED) => {
-                // It cannot zero after all: the next try writes zeroes.
+            Err(Errno::NOT_SUPPORTED) if self.ios.limits(part).zeroes => {
+                // It cannot zero after all: the next try writes zeroes. Said again, it is an error.
                 self.ios.cannot_zero(part);
                 self.replay.failed = true;
             }
