@@ -902,6 +902,11 @@ impl SimDisk {
         }
     }
 
+    /// Makes a durable sector unreadable.
+    pub fn spoil(&self, offset: Offset) {
+        self.0.borrow_mut().set_unreadable(offset.0 / SECTOR);
+    }
+
     /// Flips one bit of the durable content: rot.
     pub fn rot(&self, offset: Offset, bit: u8) {
         let mut media = self.0.borrow_mut();

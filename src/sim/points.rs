@@ -1,10 +1,12 @@
-//! Label, start and stop, cut at every single operation.
+//! Label, start and stop, cut at every single operation; and every frame of the journal damaged.
 //!
 //! What waits for its I/O is a sequence of operations. For each of them: it is in flight, the power goes,
 //! the disks keep something, and the array has to come up (or label has to be run again) and show what it
 //! should.
 
 use crate::engine::Close;
+use crate::journal::FRAME_LEN;
+use crate::journal::geometry::superblock_places;
 use crate::sim::cut::{self, Style};
 use crate::sim::media::{Fuse, SimDisk};
 use crate::sim::oracle::Crash;
@@ -14,6 +16,7 @@ use crate::sim::stamp::Version;
 use crate::sim::story::Story;
 use crate::sim::workload::Client;
 use crate::sim::world::{StartError, World, label_array};
+use crate::units::{FRAME, Offset, PartIndex, SECTOR};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -48,6 +51,39 @@ fn cut_as(disks: &[SimDisk], style: Option<Style>, random: &mut Random) -> Vec<S
         Some(style) => cut::cut_in_style(disks, style, random),
         None => cut::cut(disks, random),
     }
+}
+
+/// What damage was done to arrays at rest.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Damages {
+    /// Frames of the ring that were damaged.
+    pub frames: u64,
+    /// Of those, how many made start refuse.
+    pub refused: u64,
+    /// Single copies of superblocks and anchors that were damaged, and did not matter.
+    pub copies: u64,
+}
+
+/// C-REC-3, C-REC-5, C-REC-7, C-REC-12: one array that has come to rest after some writes, with one place
+/// damaged at a time. A start may refuse; it never shows anything but all that was answered. One copy of a
+/// superblock or an anchor may be lost without any harm.
+///
+/// # Errors
+/// If the contract was broken.
+pub fn damage(seed: u64) -> Result<Damages, String> {
+    let mut random = Random::new(seed);
+    let mut scenario = Scenario::draw(&mut random);
+    if random.chance(700) {
+        scenario.hold_replay_back();
+    }
+    let mut bench = Bench {
+        scenario: Rc::new(scenario),
+        random,
+        points: Points::default(),
+    };
+    bench
+        .damage()
+        .map_err(|what| format!("seed {seed:#x}: {what}"))
 }
 
 /// One array at a time: labelled, served, crashed, recovered, stopped, started, with a cut at every point.
@@ -134,6 +170,71 @@ impl Bench {
         let same = |found: &[Version]| difference(&image, found);
         self.points.start += self.cut_start(&closed, &same, 1)?;
         Ok(())
+    }
+
+    fn damage(&mut self) -> Result<Damages, String> {
+        let disks = self.scenario.disks();
+        label_array(&self.scenario, &disks, &Fuse::never()).map_err(|error| error.to_string())?;
+        let mut world = self
+            .start(disks, &Fuse::never())
+            .map_err(|e| e.to_string())?;
+        let mut client = Client::new(&self.scenario, self.random.split());
+        self.serve(&mut world, &mut client, 60)?;
+        // Everything becomes durable within the interval, and is recorded as durable a second later.
+        let rest = world.now() + self.scenario.settings.commit_interval + Duration::from_secs(3);
+        while client.waiting() > 0 || world.now() < rest {
+            self.pass_time(&mut world, &mut client)?;
+        }
+        let resting = cut::cut_in_style(world.disks(), Style::Nothing, &mut self.random);
+        let image = client.history.newest_image();
+        let shown = self.show(SimDisk::fork(&resting))?;
+        difference(&image, &shown)?;
+
+        let mut damages = Damages::default();
+        let ring = self.scenario.geometry.ring.clone();
+        for frame in 0..ring.size() / FRAME {
+            let piece = ring.pieces(frame * FRAME, FRAME).next();
+            let piece = piece.expect("a frame lies on one part");
+            let damaged = self.damaged(&resting, piece.part, piece.offset);
+            damages.frames += 1;
+            match self.show(damaged) {
+                Err(why) if why.starts_with("refused") => damages.refused += 1,
+                shown => shown
+                    .and_then(|shown| difference(&image, &shown))
+                    .map_err(|why| format!("frame {frame} damaged: {why}"))?,
+            }
+        }
+        let mut copies = Vec::new();
+        for (part, size) in (0..).map(PartIndex).zip(&self.scenario.sizes) {
+            copies.extend(superblock_places(*size).map(|place| (part, place)));
+        }
+        let anchors = self.scenario.geometry.anchors;
+        copies.extend(anchors.copies.map(|place| (anchors.part, place)));
+        for (part, place) in copies {
+            let damaged = self.damaged(&resting, part, place);
+            damages.copies += 1;
+            self.show(damaged)
+                .and_then(|shown| difference(&image, &shown))
+                .map_err(|why| format!("part {part}, copy at {place} damaged: {why}"))?;
+        }
+        Ok(damages)
+    }
+
+    /// A fork with one frame damaged: a bit of it, all of it, or it cannot be read.
+    fn damaged(&mut self, disks: &[SimDisk], part: PartIndex, place: Offset) -> Vec<SimDisk> {
+        let forks = SimDisk::fork(disks);
+        let disk = &forks[part.index()];
+        match self.random.below(4) {
+            0 => disk.rot(
+                place.plus(self.random.below(FRAME)),
+                *self.random.pick(&[0, 3, 7]),
+            ),
+            // What stands there is mostly in the first sector.
+            1 => disk.rot(place.plus(self.random.below(SECTOR)), 1),
+            2 => disk.spoil(place.plus(self.random.below(FRAME / SECTOR) * SECTOR)),
+            _ => disk.poke(place, &[*self.random.pick(&[0, 0xff]); FRAME_LEN]),
+        }
+        forks
     }
 
     fn start(&mut self, disks: Vec<SimDisk>, fuse: &Fuse) -> Result<World, StartError> {
