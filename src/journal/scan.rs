@@ -212,10 +212,11 @@ pub fn scan(
         seq: anchor.head.seq,
     };
     let reach = match (anchor.closed, both) {
-        (Closed::Yes, _) => 0,
+        (Closed::Yes, true) => 0,
         (Closed::No, true) => scope.span,
-        // A life adds its START to what the one before could reach.
-        (Closed::No, false) => 2 * scope.span + FRAME,
+        // The lost copy may have been the newer one: the first of a life that began where this one was
+        // closed, or one a span further on. A life adds its START to what the one before could reach.
+        (_, false) => 2 * scope.span + FRAME,
     };
     let limit = anchor_pos.plus(reach.min(ring_size - FRAME));
     let mut walked: Vec<(Pos, Record)> = Vec::new();
