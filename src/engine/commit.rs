@@ -198,6 +198,9 @@ pub(super) struct Commits {
     /// A successful flush was submitted after this record was written.
     flushed_through: u64,
     flush: Option<Flushing>,
+    /// Flushes of the journal that were begun, and that ended well.
+    flushes_begun: u64,
+    flushes_ended: u64,
     /// Records up to here are no longer needed, and that is durable.
     pub(super) tail_durable: Pos,
     /// The durable seq and the tail that the newest record carries.
@@ -245,6 +248,8 @@ impl Commits {
             durable_number: 0,
             flushed_through: 0,
             flush: None,
+            flushes_begun: 0,
+            flushes_ended: 0,
             tail_durable: start.tail_durable,
             carried: (start.last_seq, start.tail.pos),
             moved_at: Duration::ZERO,
@@ -296,6 +301,16 @@ impl Commits {
             Some(first) if first.extent.sectors < first.entry.sectors => first.extent.seq,
             _ => self.acked,
         }
+    }
+
+    /// The number of the first flush that is not begun yet.
+    pub(super) fn next_flush(&self) -> u64 {
+        self.flushes_begun + 1
+    }
+
+    /// Whether the flush with this number has ended well; they end in their order.
+    pub(super) fn flush_has_ended(&self, number: u64) -> bool {
+        self.flushes_ended >= number
     }
 
     /// Whether every request that is in a record has been answered.
@@ -801,10 +816,16 @@ impl Engine {
 
     fn flush_wanted(&self) -> bool {
         let commits = &self.commits;
+        if commits.flush.is_some() {
+            return false;
+        }
+        if self.replay.flush_needed() > commits.flushes_begun {
+            return true;
+        }
         let Some(first) = commits.records.front() else {
             return false;
         };
-        if commits.flush.is_some() || first.number > commits.written {
+        if first.number > commits.written {
             return false;
         }
         let interval = self.now.saturating_sub(first.sealed_at) >= self.settings.commit_interval;
@@ -834,8 +855,10 @@ impl Engine {
     /// Flushes every part of the journal. What it covers is what has been written by now: a record that
     /// is still in flight may miss the flush, and must not count.
     fn flush_journal(&mut self, port: &mut impl Port) {
+        self.commits.flushes_begun += 1;
         if cfg!(feature = "broken-flush") {
             self.commits.flushed_through = self.commits.written;
+            self.commits.flushes_ended += 1;
             self.again = true;
             return;
         }
@@ -866,6 +889,7 @@ impl Engine {
             self.counters.journal_flush_errors += 1;
             self.fail(port);
         } else {
+            self.commits.flushes_ended += 1;
             self.commits.flushed_through = self.commits.flushed_through.max(flush.covers);
         }
     }

@@ -12,7 +12,7 @@ use super::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, Space, S
 use super::request::{Errno, Tag};
 use super::settings::PartLimits;
 use crate::disk::raid0::Piece;
-use crate::units::{Lba, Offset, PartIndex, Pos, to_u64, to_usize};
+use crate::units::{Lba, Offset, PartIndex, Pos, SECTOR, round_down, to_u64, to_usize};
 
 /// Who waits for an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -338,9 +338,11 @@ impl Ios {
         };
         let failed = match result {
             Ok(done) if done >= whole => None,
-            Ok(0) => Some(Errno::IO),
+            // A part that ends within a sector is continued from that sector: direct I/O knows no smaller
+            // step.
+            Ok(done) if done < SECTOR => Some(Errno::IO),
             Ok(done) => {
-                io.advance(done);
+                io.advance(round_down(done, SECTOR));
                 port.submit(id, io.part, io.operation());
                 return Ended::GoesOn;
             }

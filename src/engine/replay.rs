@@ -57,7 +57,10 @@ enum Stage {
         swept: bool,
     },
     Flushing {
+        /// Flushes of members in flight.
         left: u32,
+        /// Attached: the flush of the journal, counted from the start, that is the members' as well.
+        shared: u64,
     },
     Releasing {
         from: Lba,
@@ -184,6 +187,18 @@ impl Replay {
         }
     }
 
+    /// Which flush of the journal, counted from the start, the round waits for.
+    pub(super) fn flush_needed(&self) -> u64 {
+        match self.stage {
+            Stage::Flushing { shared, .. } => shared,
+            Stage::Idle
+            | Stage::Preparing
+            | Stage::Loading { .. }
+            | Stage::Copying { .. }
+            | Stage::Releasing { .. } => 0,
+        }
+    }
+
     /// The seq up to which home blocks may soon hold data: an anchor has to say so first.
     pub(super) fn announces(&self) -> Seq {
         if self.is_idle() {
@@ -237,7 +252,7 @@ impl Engine {
                 Stage::Preparing => self.prepare(),
                 Stage::Loading { next, left } => self.load(port, next, left),
                 Stage::Copying { .. } => self.copy(port),
-                Stage::Flushing { left } => self.settle(left),
+                Stage::Flushing { left, shared } => self.settle(left, shared),
                 Stage::Releasing { from } => self.release(from),
             };
             if !moved {
@@ -429,13 +444,25 @@ impl Engine {
         // Every write of the round has completed, so this flush covers them all. What was not copied
         // because something newer covers it must not be given up before that is durable.
         self.replay.covered_by = self.commits.inserted_seq();
+        if self.geometry.is_attached() {
+            // The journal lies on these very disks, and a flush that fails leaves nothing on a disk sure,
+            // records as little as home blocks. So there is one flush for both, and one failure.
+            self.replay.stage = Stage::Flushing {
+                left: 0,
+                shared: self.commits.next_flush(),
+            };
+            return true;
+        }
         let mut members = 0;
         for lane in self.geometry.data.lanes() {
             self.ios.flush(port, lane.part, Purpose::MemberFlush);
             members += 1;
             self.counters.member_flushes += 1;
         }
-        self.replay.stage = Stage::Flushing { left: members };
+        self.replay.stage = Stage::Flushing {
+            left: members,
+            shared: 0,
+        };
         true
     }
 
@@ -554,14 +581,14 @@ impl Engine {
             self.replay.failed = true;
             self.degrade();
         }
-        let Stage::Flushing { left } = &mut self.replay.stage else {
+        let Stage::Flushing { left, .. } = &mut self.replay.stage else {
             unreachable!("member flushes end before {:?}", self.replay.stage)
         };
         *left -= 1;
     }
 
     /// Waits for the members' flush, and for the journal to hold what covered the round's extents.
-    fn settle(&mut self, left: u32) -> bool {
+    fn settle(&mut self, left: u32, shared: u64) -> bool {
         if left > 0 {
             return false;
         }
@@ -569,7 +596,7 @@ impl Engine {
             self.pause_round();
             return false;
         }
-        if self.commits.durable.seq < self.replay.covered_by {
+        if !self.commits.flush_has_ended(shared) || self.commits.durable.seq < self.replay.covered_by {
             return false;
         }
         self.replay.stage = Stage::Releasing { from: Lba(0) };

@@ -272,6 +272,11 @@ impl Geometry {
         usize::from(self.shape.members) + usize::from(self.shape.placement == Placement::Detached)
     }
 
+    /// Whether the ring lies on the members.
+    pub fn is_attached(&self) -> bool {
+        self.shape.placement != Placement::Detached
+    }
+
     /// The parts that the ring lies on.
     pub fn journal_parts(&self) -> impl Iterator<Item = PartIndex> + '_ {
         self.ring.lanes().iter().map(|lane| lane.part)

@@ -707,6 +707,7 @@ impl Media {
             clock: self.clock.split(),
             zones: Rc::clone(&self.zones),
             faults: Faults::none(),
+            gone: false,
             pages: self.pages.clone(),
             unreadable: self.unreadable.clone(),
             held: BTreeMap::new(),
@@ -772,6 +773,13 @@ impl SimDisk {
     /// Says what goes wrong from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.0.borrow_mut().faults = faults;
+    }
+
+    /// Nothing goes wrong any more, and a disk that has vanished is there again.
+    pub fn repair(&self) {
+        let mut media = self.0.borrow_mut();
+        media.faults = Faults::none();
+        media.gone = false;
     }
 
     /// How many operations were hit by a fault.

@@ -11,9 +11,12 @@
 //! so one history gives hundreds of crash images. The *end of a life* is real: a power cut, a kill with
 //! takeover and requests issued again, a handover, or a clean stop.
 
+use crate::disk::DiskOp;
+use crate::engine::request::Errno;
 use crate::engine::settings::Commit;
 use crate::engine::{Close, Condition};
 use crate::sim::cut;
+use crate::sim::faults::{Fault, Faults, Rule};
 use crate::sim::media::{Fuse, Honesty, SimDisk, Zone};
 use crate::sim::oracle::Crash;
 use crate::sim::random::Random;
@@ -30,6 +33,8 @@ use std::time::Duration;
 /// What a trial does.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
+    /// What these options are called.
+    pub name: &'static str,
     /// Most lives.
     pub lives: u64,
     /// Most requests in a life.
@@ -42,6 +47,19 @@ pub struct Options {
     pub ends: Ends,
     /// When replay runs.
     pub replay: Replaying,
+    /// What else goes wrong.
+    pub trouble: Trouble,
+}
+
+/// What goes wrong besides crashes, while a life is served. Recovery has sound disks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// Operations fail, are short, or are refused for the moment; a disk vanishes.
+    Errors,
+    /// Reads of the ring return flipped bits or what was there before.
+    RottenReads,
 }
 
 /// How lives end.
@@ -64,16 +82,81 @@ pub enum Replaying {
     HeldBack,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            lives: 4,
-            requests: 150,
-            probes: 60,
-            honesty: Honesty::Honest,
-            ends: Ends::Any,
-            replay: Replaying::AsSet,
-        }
+impl Options {
+    /// Crashes of every kind.
+    pub const CRASHES: Options = Options {
+        name: "crashes",
+        lives: 4,
+        requests: 150,
+        probes: 60,
+        honesty: Honesty::Honest,
+        ends: Ends::Any,
+        replay: Replaying::AsSet,
+        trouble: Trouble::None,
+    };
+
+    /// No crash at all.
+    pub const CALM: Options = Options {
+        name: "calm",
+        probes: 0,
+        requests: 400,
+        lives: 3,
+        ends: Ends::Stops,
+        ..Options::CRASHES
+    };
+
+    /// Short lives that lie in the ring together.
+    pub const MANY_LIVES: Options = Options {
+        name: "many-lives",
+        probes: 4,
+        requests: 4,
+        lives: 24,
+        ends: Ends::Kills,
+        replay: Replaying::HeldBack,
+        ..Options::CRASHES
+    };
+
+    /// Crashes, and operations that fail.
+    pub const ERRORS: Options = Options {
+        name: "errors",
+        trouble: Trouble::Errors,
+        ..Options::CRASHES
+    };
+
+    /// Crashes, and reads that show what is not there.
+    pub const ROTTEN_READS: Options = Options {
+        name: "rotten-reads",
+        trouble: Trouble::RottenReads,
+        ..Options::CRASHES
+    };
+
+    /// Disks that do not flush.
+    pub const NO_FLUSH: Options = Options {
+        name: "no-flush",
+        honesty: Honesty::IgnoresFlush,
+        ..Options::CRASHES
+    };
+
+    /// Disks that take a durable write for any other.
+    pub const NO_SYNC: Options = Options {
+        name: "no-sync",
+        honesty: Honesty::IgnoresSync,
+        ..Options::CRASHES
+    };
+
+    /// The options of this name.
+    pub fn named(name: &str) -> Option<Options> {
+        [
+            Options::CRASHES,
+            Options::CALM,
+            Options::MANY_LIVES,
+            Options::ERRORS,
+            Options::ROTTEN_READS,
+            Options::NO_FLUSH,
+            Options::NO_SYNC,
+        ]
+        .into_iter()
+        .find(|options| options.name == name)
     }
 }
 
@@ -118,6 +201,14 @@ pub struct Counts {
     pub open_visible: u64,
     /// Images that lacked something that had been answered.
     pub lost_volatile: u64,
+    /// Operations that were hit by a fault.
+    pub faults: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Lives in which the engine became DEGRADED, and FAILED.
+    pub degraded: u64,
+    /// See `degraded`.
+    pub fail_stopped: u64,
     /// Most lives that lay in a ring at once.
     pub lives_in_ring: u64,
     /// Images that had been seen before in the same life, and were judged again without a recovery.
@@ -147,6 +238,10 @@ impl Counts {
             in_label_or_stop,
             open_visible,
             lost_volatile,
+            faults,
+            failed,
+            degraded,
+            fail_stopped,
             lives_in_ring,
             seen_before,
         } = other;
@@ -169,6 +264,10 @@ impl Counts {
         self.in_label_or_stop += in_label_or_stop;
         self.open_visible += open_visible;
         self.lost_volatile += lost_volatile;
+        self.faults += faults;
+        self.failed += failed;
+        self.degraded += degraded;
+        self.fail_stopped += fail_stopped;
         self.lives_in_ring = self.lives_in_ring.max(*lives_in_ring);
         self.seen_before += seen_before;
     }
@@ -188,6 +287,8 @@ pub struct Outcome {
 pub struct Failure {
     /// Its seed.
     pub seed: u64,
+    /// What its options are called.
+    pub options: &'static str,
     /// What is wrong.
     pub what: String,
     /// What happened before.
@@ -201,19 +302,22 @@ impl std::fmt::Display for Failure {
             "{}\n{}\nrepeat with: {}",
             self.story.last(60),
             self.what,
-            repeat_with(self.seed)
+            repeat_with(self.seed, self.options)
         )
     }
 }
 
 /// The line that repeats a trial.
-pub fn repeat_with(seed: u64) -> String {
-    format!("SEED={seed:#x} cargo test --features sim --test crash -- one_seed --nocapture")
+pub fn repeat_with(seed: u64, options: &str) -> String {
+    format!(
+        "SEED={seed:#x} TRIAL={options} cargo test --features sim --test crash -- one_seed --nocapture"
+    )
 }
 
 /// Prints the line that repeats a trial, and its story, if the engine panics in it.
 struct OnPanic {
     seed: u64,
+    options: &'static str,
     story: Story,
 }
 
@@ -223,7 +327,7 @@ impl Drop for OnPanic {
             eprintln!(
                 "{}\nrepeat with: {}",
                 self.story.last(60),
-                repeat_with(self.seed)
+                repeat_with(self.seed, self.options)
             );
         }
     }
@@ -237,12 +341,16 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
     let story = Story::default();
     let _guard = OnPanic {
         seed,
+        options: options.name,
         story: story.clone(),
     };
     let mut random = Random::new(seed);
     let mut scenario = Scenario::draw(&mut random);
     if options.replay == Replaying::HeldBack {
         scenario.hold_replay_back();
+    }
+    if options.trouble != Trouble::None && random.chance(500) {
+        scenario.settings.stall_timeout = Some(Duration::from_micros(random.skewed(2_000_000)));
     }
     let scenario = Rc::new(scenario);
     story.note(
@@ -252,7 +360,10 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
             scenario.geometry.shape, scenario.caches, scenario.block, scenario.settings
         ),
     );
-    let client = Client::new(&scenario, random.split());
+    let mut client = Client::new(&scenario, random.split());
+    if options.trouble != Trouble::None {
+        client.expect_errors();
+    }
     let trial = Trial {
         options: *options,
         scenario,
@@ -260,9 +371,15 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
         random,
         story: story.clone(),
         outcome: Outcome::default(),
+        answered_at: Duration::ZERO,
         seen: BTreeMap::new(),
     };
-    trial.run().map_err(|what| Failure { seed, what, story })
+    trial.run().map_err(|what| Failure {
+        seed,
+        options: options.name,
+        what,
+        story,
+    })
 }
 
 /// Why a trial ends: the contract was broken, and how.
@@ -275,6 +392,8 @@ struct Trial {
     random: Random,
     story: Story,
     outcome: Outcome,
+    /// When the last answer came.
+    answered_at: Duration,
     /// What recovery has shown of the images of this life, by their prints.
     seen: BTreeMap<u64, Vec<Version>>,
 }
@@ -301,13 +420,16 @@ impl Trial {
         let (mut world, _) = self.come_up(disks, 150)?;
         for _ in 0..self.random.between(1, self.options.lives) {
             self.outcome.counts.lives += 1;
+            self.make_trouble(&world);
             self.serve(&mut world)?;
+            self.end_trouble(&world);
             world = self.end_life(world)?;
         }
         let counts = &mut self.outcome.counts;
         counts.answered += self.client.answered.iter().sum::<u64>();
         counts.zeroes += self.client.answered[3..].iter().sum::<u64>();
         counts.overlaps += self.client.overlaps;
+        counts.failed += self.client.failed;
         Ok(self.outcome)
     }
 
@@ -376,6 +498,9 @@ impl Trial {
         let mut steps = 0;
         while self.client.given() < quota {
             self.step(world)?;
+            if self.is_stuck(world) {
+                break;
+            }
             let falls = world.in_flight();
             let boost = if falls.anchor || falls.home { 3 } else { 1 };
             if self.random.chance(permille * boost) {
@@ -422,6 +547,9 @@ impl Trial {
             let replies = self.pass_time(world, until);
             self.take(world, replies)?;
         }
+        if self.options.trouble != Trouble::None {
+            return Ok(());
+        }
         if world.engine().condition() != Condition::Ok {
             return Err(format!("the engine is {:?}", world.engine().condition()));
         }
@@ -436,8 +564,102 @@ impl Trial {
         Ok(())
     }
 
+    /// Whether a broken member keeps everybody waiting, which it may for ever.
+    fn is_stuck(&self, world: &World) -> bool {
+        self.options.trouble != Trouble::None
+            && world.engine().condition() != Condition::Ok
+            && world.now() > self.answered_at + Duration::from_secs(60)
+    }
+
+    /// Prepares this life's faults.
+    fn make_trouble(&mut self, world: &World) {
+        self.answered_at = world.now();
+        for (index, disk) in world.disks().iter().enumerate() {
+            let rules = match self.options.trouble {
+                Trouble::None => return,
+                Trouble::Errors => self.draw_errors(),
+                Trouble::RottenReads => self.draw_rot(index),
+            };
+            disk.set_faults(Faults::new(rules, Vec::new(), self.random.split()));
+        }
+    }
+
+    fn draw_errors(&mut self) -> Vec<Rule> {
+        let random = &mut self.random;
+        let count = random.below(4);
+        (0..count)
+            .map(|_| {
+                let op = *random.pick(&[
+                    DiskOp::Read,
+                    DiskOp::Write,
+                    DiskOp::Write,
+                    DiskOp::Flush,
+                    DiskOp::Zero,
+                ]);
+                let busy = [Errno::AGAIN, Errno::INTERRUPTED];
+                let fault = match random.below(12) {
+                    0 => Fault::Error(Errno::NOT_SUPPORTED),
+                    1 => Fault::Vanish,
+                    2 | 3 if op != DiskOp::Flush => Fault::Error(*random.pick(&busy)),
+                    4..7 if op == DiskOp::Read || op == DiskOp::Write => {
+                        Fault::Short(random.below(1000))
+                    }
+                    _ => Fault::Error(Errno::IO),
+                };
+                Rule {
+                    op,
+                    bytes: 0..u64::MAX,
+                    after: random.skewed(200) - 1,
+                    times: match fault {
+                        // A part that cannot zero never can.
+                        Fault::Error(Errno::NOT_SUPPORTED) => u64::MAX,
+                        _ => *random.pick(&[1, 1, 1, 2, 3, 4, 5, 20, u64::MAX]),
+                    },
+                    fault,
+                }
+            })
+            .collect()
+    }
+
+    /// Only where the journal's checksums reach.
+    fn draw_rot(&mut self, part: usize) -> Vec<Rule> {
+        let ring = &self.scenario.geometry.ring;
+        let lane = ring
+            .runs(0, ring.size())
+            .find(|run| run.part.index() == part);
+        let Some(lane) = lane else {
+            return Vec::new();
+        };
+        let random = &mut self.random;
+        let count = random.below(6);
+        (0..count)
+            .map(|_| Rule {
+                op: DiskOp::Read,
+                bytes: lane.offset.0..lane.offset.0 + lane.len,
+                after: random.skewed(100) - 1,
+                times: *random.pick(&[1, 1, 1, 2, 3, 10]),
+                fault: *random.pick(&[Fault::Flip, Fault::Stale]),
+            })
+            .collect()
+    }
+
+    /// The disks are sound again.
+    fn end_trouble(&mut self, world: &World) {
+        let counts = &mut self.outcome.counts;
+        for disk in world.disks() {
+            counts.faults += disk.faults_hit();
+            disk.repair();
+        }
+        let condition = world.engine().condition();
+        counts.degraded += u64::from(condition == Condition::Degraded);
+        counts.fail_stopped += u64::from(condition == Condition::Failed);
+    }
+
     /// The client takes its answers.
     fn take(&mut self, world: &World, replies: Vec<Reply>) -> Result<(), Broken> {
+        if !replies.is_empty() {
+            self.answered_at = world.now();
+        }
         self.client
             .take(world.now(), replies)
             .map_err(|error| error.to_string())
@@ -453,7 +675,10 @@ impl Trial {
     fn probe(&mut self, world: &World) -> Result<(), Broken> {
         let falls = world.in_flight();
         self.count_falls(falls);
-        if self.random.chance(850) {
+        // What a failed flush has forgotten is read back until the power goes, and a program that starts
+        // anew cannot know. FAILED is for a person to end.
+        let failed = world.engine().condition() == Condition::Failed;
+        if failed || self.random.chance(850) {
             let disks = cut::cut(world.disks(), &mut self.random);
             let print = cut::print(&disks);
             // The same image again: what recovery makes of it is known, but more may have been promised.
@@ -474,6 +699,9 @@ impl Trial {
             }
         } else {
             let disks = SimDisk::fork(world.disks());
+            for disk in &disks {
+                disk.repair();
+            }
             fence(&disks, &mut self.random);
             self.probe_fork(disks, Crash::Process, world.now())?;
         }
@@ -614,6 +842,7 @@ impl Trial {
     fn end_life(&mut self, mut world: World) -> Result<World, Broken> {
         self.seen.clear();
         let how = match self.options.ends {
+            _ if world.engine().condition() == Condition::Failed => EndOfLife::PowerCut,
             Ends::Stops => EndOfLife::Stop,
             Ends::Kills => EndOfLife::Kill,
             Ends::Any => *self.random.pick(&[

@@ -3,7 +3,7 @@
 use crate::{in_parallel, setting};
 use std::collections::BTreeSet;
 use std::time::Instant;
-use ujournal::sim::trial::{Counts, Ends, Options, Outcome, Replaying, run};
+use ujournal::sim::trial::{Counts, Options, Outcome, run};
 
 /// What many trials have done together.
 #[derive(Default)]
@@ -47,7 +47,7 @@ fn trials(options: Options, enough: impl Fn(u64, &Total) -> bool + Sync) -> Tota
 #[test]
 fn whatever_the_power_or_the_program_does_the_device_holds_a_legal_prefix() {
     let wanted = usize::try_from(setting("CRASH_IMAGES", 15_000)).unwrap();
-    let total = trials(Options::default(), |_, total| total.images.len() >= wanted);
+    let total = trials(Options::CRASHES, |_, total| total.images.len() >= wanted);
     let counts = total.counts;
     // Everything that there is to fall into was fallen into.
     for (what, count) in [
@@ -72,13 +72,7 @@ fn whatever_the_power_or_the_program_does_the_device_holds_a_legal_prefix() {
 
 #[test]
 fn without_crashes_the_device_equals_a_plain_array_of_bytes() {
-    let options = Options {
-        probes: 0,
-        requests: 400,
-        lives: 3,
-        ends: Ends::Stops,
-        ..Options::default()
-    };
+    let options = Options::CALM;
     let wanted = setting("CRASH_MODELS", 400);
     let total = trials(options, |number, _| number >= wanted);
     assert_eq!(total.counts.power_cuts, 0);
@@ -88,21 +82,36 @@ fn without_crashes_the_device_equals_a_plain_array_of_bytes() {
 /// C-REC-9: replay is held back, so that the lives of many dead programs lie in the ring together.
 #[test]
 fn every_answered_write_of_many_lives_in_one_ring_is_there() {
-    let options = Options {
-        probes: 4,
-        requests: 4,
-        lives: 24,
-        ends: Ends::Kills,
-        replay: Replaying::HeldBack,
-        ..Options::default()
-    };
+    let options = Options::MANY_LIVES;
     let total = trials(options, |number, _| number >= 60);
     assert!(total.counts.lives_in_ring >= 8, "{:?}", total.counts);
+}
+
+/// C-ERR, C-RD-3, C-ATM-5: answers may be errors, but no answer is a lie.
+#[test]
+fn whatever_fails_nothing_that_was_answered_well_is_lost_or_wrong() {
+    let options = Options::ERRORS;
+    let wanted = setting("CRASH_ERRORS", 100);
+    let counts = trials(options, |number, _| number >= wanted).counts;
+    assert!(counts.faults > 2 * wanted, "{counts:?}");
+    assert!(counts.degraded > wanted / 10, "{counts:?}");
+    assert!(counts.fail_stopped > wanted / 10, "{counts:?}");
+}
+
+/// C-RD-3, C-RD-4.
+#[test]
+fn what_is_read_wrongly_from_the_ring_is_never_taken_for_data() {
+    let options = Options::ROTTEN_READS;
+    let wanted = setting("CRASH_ERRORS", 100);
+    let counts = trials(options, |number, _| number >= wanted).counts;
+    assert!(counts.faults > wanted / 4, "{counts:?}");
 }
 
 /// What `repeat with` says. Without `SEED` it runs the first seed, which is as good as any.
 #[test]
 fn one_seed() {
     let seed = setting("SEED", 0);
-    run(seed, &Options::default()).unwrap_or_else(|failure| panic!("{failure}"));
+    let name = std::env::var("TRIAL").unwrap_or_else(|_| Options::CRASHES.name.to_owned());
+    let options = Options::named(&name).unwrap_or_else(|| panic!("there is no TRIAL={name}"));
+    run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
 }
