@@ -611,7 +611,9 @@ impl Engine {
             self.pause_round();
             return false;
         }
-        if !self.commits.flush_has_ended(shared) || self.commits.durable.seq < self.replay.covered_by {
+        if !self.commits.flush_has_ended(shared)
+            || self.commits.durable.seq < self.replay.covered_by
+        {
             return false;
         }
         self.replay.stage = Stage::Releasing { from: Lba(0) };
