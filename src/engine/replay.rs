@@ -570,18 +570,21 @@ impl Engine {
         (now.end() < extent.end()).then(|| extent.clipped(now.end(), extent.end()))
     }
 
-    pub(super) fn home_write_ended(&mut self, part: PartIndex, result: Result<(), Errno>) {
-        match result {
-            Ok(()) => {}
-            Err(Errno::NOT_SUPPORTED) => {
-                self.ios.cannot_zero(part);
-                self.replay.refused = true;
-            }
-            Err(_) => {
-                self.counters.member_write_errors += 1;
-                self.replay.failed = true;
-                self.degrade();
-            }
+    /// A member that says that it cannot zero after all is not ill: the sweep writes zeroes instead.
+    pub(super) fn zeroing_ended(&mut self, part: PartIndex, result: Result<(), Errno>) {
+        let refused = result == Err(Errno::NOT_SUPPORTED);
+        if refused {
+            self.ios.cannot_zero(part);
+            self.replay.refused = true;
+        }
+        self.home_write_ended(if refused { Ok(()) } else { result });
+    }
+
+    pub(super) fn home_write_ended(&mut self, result: Result<(), Errno>) {
+        if result.is_err() {
+            self.counters.member_write_errors += 1;
+            self.replay.failed = true;
+            self.degrade();
         }
         let Stage::Copying { left, .. } = &mut self.replay.stage else {
             unreachable!("home writes end before {:?}", self.replay.stage)

@@ -782,6 +782,12 @@ impl SimDisk {
         media.gone = false;
     }
 
+    /// Whether a failed flush has left versions behind that no later flush saves, though they are read.
+    pub fn has_forgotten(&self) -> bool {
+        let media = self.0.borrow();
+        media.held.values().flatten().any(|version| !version.dirty)
+    }
+
     /// How many operations were hit by a fault.
     pub fn faults_hit(&self) -> u64 {
         self.0.borrow().faults.hit()
@@ -1216,6 +1222,7 @@ mod tests {
         assert!(disk.finish(disk.begin(Begin::Flush)).result.is_err());
         assert!(disk.finish(disk.begin(Begin::Flush)).result.is_ok());
         assert_eq!(look(&disk), [1], "it is still what is read");
+        assert!(disk.has_forgotten());
         assert_eq!(outcomes(&disk), all(&[[0], [1]]));
         // Written again, it is saved.
         disk.finish(write(&disk, 0, 1, Sync::No));

@@ -680,10 +680,7 @@ impl Trial {
     fn probe(&mut self, world: &World) -> Result<(), Broken> {
         let falls = world.in_flight();
         self.count_falls(falls);
-        // What a failed flush has forgotten is read back until the power goes, and a program that starts
-        // anew cannot know. FAILED is for a person to end.
-        let failed = world.engine().condition() == Condition::Failed;
-        if failed || self.random.chance(850) {
+        if journal_has_forgotten(world) || self.random.chance(850) {
             let disks = cut::cut(world.disks(), &mut self.random);
             let print = cut::print(&disks);
             // The same image again: what recovery makes of it is known, but more may have been promised.
@@ -848,6 +845,7 @@ impl Trial {
         self.seen.clear();
         let how = match self.options.ends {
             _ if world.engine().condition() == Condition::Failed => EndOfLife::PowerCut,
+            _ if journal_has_forgotten(&world) => EndOfLife::PowerCut,
             Ends::Stops => EndOfLife::Stop,
             Ends::Kills => EndOfLife::Kill,
             Ends::Any => *self.random.pick(&[
@@ -927,6 +925,13 @@ impl Trial {
         self.take(&world, replies)?;
         Ok(world)
     }
+}
+
+/// Whether a failed flush has left records behind that are read until the power goes, and then may be
+/// gone. A program that starts anew meanwhile cannot know: nobody promises anything for that.
+fn journal_has_forgotten(world: &World) -> bool {
+    let mut parts = world.geometry().journal_parts();
+    parts.any(|part| world.disks()[part.index()].has_forgotten())
 }
 
 fn same(expected: &[Version], found: &[Version], what: &str) -> Result<(), Broken> {

@@ -18,6 +18,7 @@ use crate::engine::recovery::{self, Report};
 use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
 use crate::engine::{Close, Engine};
 use crate::journal::assemble::{Label, Set, assemble, label};
+use crate::journal::geometry::Geometry;
 use crate::sim::media::{Begin, BlockingDisk, Fuse, Moment, SimDisk, Ticket, Zone};
 use crate::sim::random::Random;
 use crate::sim::scenario::Scenario;
@@ -287,6 +288,11 @@ impl World {
     /// The engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// The array's layout.
+    pub fn geometry(&self) -> &Geometry {
+        &self.scenario.geometry
     }
 
     /// What recovery said.
