@@ -337,7 +337,9 @@ fn start(serve: &Serve, number: u32, ended: mpsc::UnboundedSender<u32>) -> Resul
         }),
     };
     let mut drive = Drive::new(store, plan).context("memory for the cache")?;
-    if number == 0 && let (Some(trip), Some(file)) = (&serve.trip, &serve.trip_file) {
+    if number == 0
+        && let (Some(trip), Some(file)) = (&serve.trip, &serve.trip_file)
+    {
         drive.set_trip(trip.clone(), announcer(file)?);
     }
     let gauge = drive.gauge();
@@ -595,8 +597,18 @@ mod tests {
     #[test]
     fn a_trip_names_an_operation_a_range_and_a_count() {
         let trip = parse_trip("flush:1024+4096#3").expect("a trip");
-        assert_eq!((trip.op, trip.sectors, trip.count), (TripOp::Flush, 2..10, 3));
-        for text in ["", "write", "write:0+1", "write:0+1#0", "trim:0+1#1", "write:x+1#1"] {
+        assert_eq!(
+            (trip.op, trip.sectors, trip.count),
+            (TripOp::Flush, 2..10, 3)
+        );
+        for text in [
+            "",
+            "write",
+            "write:0+1",
+            "write:0+1#0",
+            "trim:0+1#1",
+            "write:x+1#1",
+        ] {
             assert!(parse_trip(text).is_err(), "{text}");
         }
     }

@@ -129,7 +129,8 @@ impl Tripwire {
     /// Whether this request is the one.
     fn is_tripped_by(&mut self, request: &Request) -> bool {
         let sectors = sectors_of(request);
-        let touched = sectors.start < self.trip.sectors.end && self.trip.sectors.start < sectors.end;
+        let touched =
+            sectors.start < self.trip.sectors.end && self.trip.sectors.start < sectors.end;
         let counts = match (self.trip.op, request.op) {
             (TripOp::Read, Op::Read) => touched,
             (TripOp::Write, Op::Write | Op::Discard | Op::WriteZeroes(_)) => touched,
@@ -358,7 +359,9 @@ impl Drive {
     }
 
     fn look_at_tripwire(&mut self, request: &Request) {
-        let Some(wire) = &mut self.tripwire else { return };
+        let Some(wire) = &mut self.tripwire else {
+            return;
+        };
         if wire.is_tripped_by(request) {
             self.silent = true;
             if wire.told.send(()).is_err() {
@@ -891,7 +894,9 @@ mod tests {
             count,
         };
         let mut wire = Tripwire::new(trip, channel().0);
-        requests.iter().position(|request| wire.is_tripped_by(request))
+        requests
+            .iter()
+            .position(|request| wire.is_tripped_by(request))
     }
 
     #[test]

@@ -264,7 +264,10 @@ impl Load<'_> {
         loop {
             let time = now();
             let over = stop.load(Ordering::Relaxed)
-                || self.plan.time.is_some_and(|limit| time.saturating_sub(began) >= limit);
+                || self
+                    .plan
+                    .time
+                    .is_some_and(|limit| time.saturating_sub(began) >= limit);
             if over && self.is_idle() {
                 break;
             }
