@@ -22,6 +22,8 @@ SIGKILL, `ujournal start`, and on it goes, without remount and without any error
 Now and then and at the end the load stops, everything acknowledged is compared, and a new one begins.
 At the end: umount, e2fsck, a clean stop, a start, and everything is compared once more.
 
+It tests C-DUR-5, C-REC-9, C-REP-3 and C-UBK-2 on the real device.
+
 Prints one line for each kill, and a summary of one line of JSON. Exit codes: 0 all held and the kills
 were of the kinds that they should be; 1 not so; 2 wrong usage.
 """
