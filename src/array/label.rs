@@ -15,10 +15,12 @@ use crate::disk::part::{Access, Part};
 use crate::disk::probe::probe;
 use crate::journal::ArrayUuid;
 use crate::journal::assemble::{Label, LabelError, read_copies};
-use crate::journal::geometry::{Geometry, Placement, Shape, ring_size_min};
+use crate::journal::geometry::{
+    Geometry, Placement, Shape, ShapeError, journal_size_min, ring_size_min,
+};
 use crate::journal::superblock::{Cleanliness, Phase, Superblock, SuperblockError};
 use crate::outcome::{Failure, sentence};
-use crate::units::Offset;
+use crate::units::{Epoch, Offset};
 
 /// Whether what a part carries may be overwritten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,19 +51,16 @@ pub struct Labelled {
 pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<Labelled, Failure> {
     let mut parts = open_parts(config, Access::ReadWrite, progress)?;
     let shape = shape_of(config, &parts)?;
-    let geometry = Geometry::new(shape).map_err(|error| Failure::refused(sentence(&error)))?;
+    let geometry = Geometry::new(shape).map_err(|error| too_small(&error, &parts))?;
     let least = ring_size_min(config.device.max_io);
-    if geometry.ring.size() < least {
-        return Err(Failure::refused(format!(
-            "the journal's ring would have {} bytes, requests of up to {} bytes need {least}: give the journal a \
-             larger disk or size, or lower device.max_io",
-            geometry.ring.size(),
-            config.device.max_io
-        )));
-    }
+    assert!(
+        geometry.ring.size() >= least,
+        "the size of the journal was checked"
+    );
     check_blocks(config, &parts)?;
+    let interrupted = interrupted_labels(config, &mut parts)?;
     for part in &mut parts {
-        check_blank(config, part, force)?;
+        check_blank(part, force, &interrupted)?;
     }
     fill_journal_file(&mut parts, &geometry, progress)?;
 
@@ -106,6 +105,15 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
                     parts[members].path().display()
                 )));
             }
+            let least = journal_size_min(Placement::Detached, 1, 0, config.device.max_io);
+            if size < least {
+                return Err(Failure::refused(format!(
+                    "{}: has {size} bytes, but a journal for requests of {} bytes needs at least {least}: give it a \
+                     larger disk, or lower device.max_io",
+                    parts[members].path().display(),
+                    config.device.max_io
+                )));
+            }
             (Placement::Detached, size)
         }
     };
@@ -117,6 +125,23 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
         placement,
         journal_size,
     })
+}
+
+/// The file alone has shown that an attached journal is large enough: what is left is a member that is not.
+fn too_small(error: &ShapeError, parts: &[Part]) -> Failure {
+    match error {
+        ShapeError::MemberTooSmall { found, needed } => {
+            let smallest = parts
+                .iter()
+                .find(|part| part.size() == *found)
+                .expect("the shape was computed from it");
+            Failure::refused(format!(
+                "{}: has {found} bytes, each member of this array needs at least {needed}",
+                smallest.path().display()
+            ))
+        }
+        ShapeError::JournalTooSmall { .. } => Failure::refused(sentence(error)),
+    }
 }
 
 /// A member must be able to write every block of the device; the journal is written in frames.
@@ -134,13 +159,28 @@ fn check_blocks(config: &Config, parts: &[Part]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The labels of this name that did not come to their end. Its last step makes one part after the other
+/// ready: those that it reached say nothing of the interruption, but the others do.
+fn interrupted_labels(config: &Config, parts: &mut [Part]) -> Result<Vec<ArrayUuid>, Failure> {
+    let mut found = Vec::new();
+    for part in parts {
+        let copies = read_copies(part).map_err(|error| from_disk(&error))?;
+        let forming = copies
+            .into_iter()
+            .flatten()
+            .filter(|sb| sb.phase == Phase::Forming && sb.name == config.name.as_str());
+        found.extend(forming.map(|sb| sb.uuid));
+    }
+    Ok(found)
+}
+
 /// Refuses a part that carries something, unless that may be overwritten.
-fn check_blank(config: &Config, part: &mut Part, force: Force) -> Result<(), Failure> {
+fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Result<(), Failure> {
     let path = part.path().display().to_string();
     let copies = read_copies(part).map_err(|error| from_disk(&error))?;
     for copy in &copies {
         match copy {
-            Ok(sb) if force == Force::No => check_superblock(config, &path, sb)?,
+            Ok(sb) if force == Force::No => check_superblock(&path, sb, interrupted)?,
             Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_))
                 if force == Force::No =>
             {
@@ -160,8 +200,9 @@ fn check_blank(config: &Config, part: &mut Part, force: Force) -> Result<(), Fai
     }
 }
 
-fn check_superblock(config: &Config, path: &str, sb: &Superblock) -> Result<(), Failure> {
-    if sb.phase == Phase::Forming && sb.name == config.name.as_str() {
+fn check_superblock(path: &str, sb: &Superblock, interrupted: &[ArrayUuid]) -> Result<(), Failure> {
+    // An array that never had a life holds nothing.
+    if interrupted.contains(&sb.uuid) && sb.epoch == Epoch(0) {
         return Ok(());
     }
     let state = match (sb.phase, sb.cleanliness) {

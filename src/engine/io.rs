@@ -31,6 +31,8 @@ pub(super) enum Purpose {
     Load,
     /// Replay's writes.
     Home,
+    /// Replay's zeroing without writing.
+    HomeZeroes,
     /// Replay's flush.
     MemberFlush,
 }
@@ -308,7 +310,7 @@ impl Ios {
     ) {
         self.submit(
             port,
-            Io::new(Purpose::Home, part, Work::Zero { len, space }, offset),
+            Io::new(Purpose::HomeZeroes, part, Work::Zero { len, space }, offset),
         );
     }
 
@@ -357,7 +359,10 @@ impl Ios {
                 _ if busy => BUSY_ATTEMPTS,
                 Purpose::Record { .. } | Purpose::Anchor => JOURNAL_ATTEMPTS,
                 Purpose::Load => 2,
-                Purpose::HomeRead { .. } | Purpose::JournalRead(_) | Purpose::Home => 1,
+                Purpose::HomeRead { .. }
+                | Purpose::JournalRead(_)
+                | Purpose::Home
+                | Purpose::HomeZeroes => 1,
             };
             if io.attempts < limit {
                 port.submit(id, io.part, io.operation());

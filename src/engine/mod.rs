@@ -271,7 +271,8 @@ impl Engine {
                 Purpose::JournalFlush => self.journal_flush_ended(port, result),
                 Purpose::Anchor => self.anchor_ended(port, result),
                 Purpose::Load => self.load_ended(result),
-                Purpose::Home => self.home_write_ended(part, result),
+                Purpose::Home => self.home_write_ended(result),
+                Purpose::HomeZeroes => self.zeroing_ended(part, result),
                 Purpose::MemberFlush => self.member_flush_ended(result),
             }
         }

@@ -77,8 +77,10 @@ pub(super) struct Replay {
     through: Place,
     /// What must be durable before the tail may pass what newer requests have covered.
     covered_by: Seq,
-    /// Something of the round failed: it begins again.
+    /// Something of the round failed: it begins again after a pause.
     failed: bool,
+    /// A member cannot zero without writing: the round begins again, and writes zeroes.
+    refused: bool,
     /// Bytes of the round that were sent home, and the head when it began.
     copied: u64,
     begun_at_head: Pos,
@@ -124,6 +126,7 @@ impl Replay {
             through: tail,
             covered_by: Seq::NONE,
             failed: false,
+            refused: false,
             copied: 0,
             begun_at_head: tail.pos,
             waypoints,
@@ -293,6 +296,7 @@ impl Engine {
         let replay = &mut self.replay;
         replay.through = end;
         replay.failed = false;
+        replay.refused = false;
         replay.copied = 0;
         replay.begun_at_head = self.commits.head;
         replay.stage = Stage::Preparing;
@@ -441,6 +445,18 @@ impl Engine {
             self.pause_round();
             return false;
         }
+        if std::mem::take(&mut self.replay.refused) {
+            // Nothing is wrong with the member, so there is nothing to wait for. It happens once: from now
+            // on no zeroing is sent.
+            self.replay.copied = 0;
+            self.replay.stage = Stage::Copying {
+                cursor: Cursor::at(Lba(0)),
+                rest: None,
+                left: 0,
+                swept: false,
+            };
+            return true;
+        }
         // Every write of the round has completed, so this flush covers them all. What was not copied
         // because something newer covers it must not be given up before that is durable.
         self.replay.covered_by = self.commits.inserted_seq();
@@ -554,19 +570,21 @@ impl Engine {
         (now.end() < extent.end()).then(|| extent.clipped(now.end(), extent.end()))
     }
 
-    pub(super) fn home_write_ended(&mut self, part: PartIndex, result: Result<(), Errno>) {
-        match result {
-            Ok(()) => {}
-            Err(Errno::NOT_SUPPORTED) if self.ios.limits(part).zeroes => {
-                // It cannot zero after all: the next try writes zeroes. Said again, it is an error.
-                self.ios.cannot_zero(part);
-                self.replay.failed = true;
-            }
-            Err(_) => {
-                self.counters.member_write_errors += 1;
-                self.replay.failed = true;
-                self.degrade();
-            }
+    /// A member that says that it cannot zero after all is not ill: the sweep writes zeroes instead.
+    pub(super) fn zeroing_ended(&mut self, part: PartIndex, result: Result<(), Errno>) {
+        let refused = result == Err(Errno::NOT_SUPPORTED);
+        if refused {
+            self.ios.cannot_zero(part);
+            self.replay.refused = true;
+        }
+        self.home_write_ended(if refused { Ok(()) } else { result });
+    }
+
+    pub(super) fn home_write_ended(&mut self, result: Result<(), Errno>) {
+        if result.is_err() {
+            self.counters.member_write_errors += 1;
+            self.replay.failed = true;
+            self.degrade();
         }
         let Stage::Copying { left, .. } = &mut self.replay.stage else {
             unreachable!("home writes end before {:?}", self.replay.stage)
@@ -596,7 +614,9 @@ impl Engine {
             self.pause_round();
             return false;
         }
-        if !self.commits.flush_has_ended(shared) || self.commits.durable.seq < self.replay.covered_by {
+        if !self.commits.flush_has_ended(shared)
+            || self.commits.durable.seq < self.replay.covered_by
+        {
             return false;
         }
         self.replay.stage = Stage::Releasing { from: Lba(0) };

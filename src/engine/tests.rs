@@ -3,7 +3,7 @@
 //! Seeded requests against an engine over plain memory; operations end in an order that the seed chooses.
 //! Power cuts and errors are the simulator's business (`sim`).
 
-use super::port::{IoId, Memory, Operation, Port, Segment};
+use super::port::{IoId, Memory, Operation, Port, Segment, Space};
 use super::recovery::{Errors, close, open};
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
 use super::settings::{PartLimits, Settings};
@@ -64,11 +64,13 @@ enum Pending {
     Read(Offset, Vec<Segment>),
     Write(Offset, Vec<u8>),
     Flush,
-    Zero(Offset, u64),
+    Zero(Offset, u64, Space),
 }
 
 struct World {
     disks: Vec<Ram>,
+    /// What the disks cannot zero without writing. The engine was told that they can.
+    cannot_zero: &'static [Space],
     buffers: Vec<Vec<u8>>,
     pending: Vec<(IoId, PartIndex, Pending)>,
     replies: Vec<(Tag, Outcome)>,
@@ -93,7 +95,7 @@ impl Port for World {
                 Pending::Write(offset, encode(segments))
             }
             Operation::Flush => Pending::Flush,
-            Operation::Zero { offset, len, .. } => Pending::Zero(offset, len),
+            Operation::Zero { offset, len, space } => Pending::Zero(offset, len, space),
         };
         self.pending.push((id, part, pending));
     }
@@ -153,7 +155,11 @@ fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
             total
         }
         Pending::Flush => 0,
-        Pending::Zero(offset, len) => {
+        Pending::Zero(_, _, space) if world.cannot_zero.contains(&space) => {
+            engine.completed(id, Err(Errno::NOT_SUPPORTED));
+            return;
+        }
+        Pending::Zero(offset, len, _) => {
             disk.zero(offset, len).unwrap();
             0
         }
@@ -248,6 +254,9 @@ fn history(seed: u64) {
         .unwrap();
         let mut world = World {
             disks: disks.clone(),
+            // As block devices and most filesystems; as a filesystem in memory; as none should be.
+            cannot_zero: [&[][..], &[Space::Kept], &[Space::Freed, Space::Kept]]
+                [to_usize(seed % 3)],
             buffers: vec![vec![0; 16 << 10]; DEPTH],
             pending: Vec::new(),
             replies: Vec::new(),
@@ -322,6 +331,7 @@ fn history(seed: u64) {
             now += Duration::from_micros(dice.below(if issuing { 3_000 } else { 300_000 }));
             engine.advance(now, &mut world);
             engine.check_invariants();
+            assert!(!engine.is_held_up(), "seed {seed}: nothing has failed");
             for (tag, outcome) in std::mem::take(&mut world.replies) {
                 assert_eq!(outcome, Outcome::Done, "seed {seed}");
                 let (request, data) = in_flight[tag.index()].take().expect("one reply a request");
@@ -364,6 +374,7 @@ fn history(seed: u64) {
                     finish_one(&mut engine, &mut world, last);
                 }
                 engine.check_invariants();
+                assert!(!engine.is_held_up(), "seed {seed}: nothing has failed");
                 if engine.is_closed() {
                     break;
                 }

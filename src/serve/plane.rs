@@ -95,19 +95,26 @@ impl Plane {
         let mut stalled = 0;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
-            if let Ok(live) = self.ring.live().await {
-                let (state, seq) = (live.state, live.last_seq);
-                if live.stalled.len() > stalled {
-                    let longest = live.stalled.iter().map(|request| request.ms / 1000).max();
-                    tracing::warn!(
-                        requests = live.stalled.len(),
-                        longest_s = longest.unwrap_or(0),
-                        "requests have been waiting for more than 30 s"
-                    );
+            let live = match self.ring.live().await {
+                Ok(live) => live,
+                Err(_) if self.ending.get() => continue,
+                // The thread that would tell how long requests have been waiting does not answer.
+                Err(failure) => {
+                    tracing::error!("{failure}");
+                    continue;
                 }
-                stalled = live.stalled.len();
-                self.record_health(state, seq, &Status::new(&self.facts, live));
+            };
+            let (state, seq) = (live.state, live.last_seq);
+            if live.stalled.len() > stalled {
+                let longest = live.stalled.iter().map(|request| request.ms / 1000).max();
+                tracing::warn!(
+                    requests = live.stalled.len(),
+                    longest_s = longest.unwrap_or(0),
+                    "requests have been waiting for more than 30 s"
+                );
             }
+            stalled = live.stalled.len();
+            self.record_health(state, seq, &Status::new(&self.facts, live));
         }
     }
 

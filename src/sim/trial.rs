@@ -613,7 +613,12 @@ impl Trial {
                     times: match fault {
                         // A part that cannot zero never can.
                         Fault::Error(Errno::NOT_SUPPORTED) => u64::MAX,
-                        _ => *random.pick(&[1, 1, 1, 2, 3, 4, 5, 20, u64::MAX]),
+                        Fault::Error(_)
+                        | Fault::Short(_)
+                        | Fault::Misdirect
+                        | Fault::Flip
+                        | Fault::Stale
+                        | Fault::Vanish => *random.pick(&[1, 1, 1, 2, 3, 4, 5, 20, u64::MAX]),
                     },
                     fault,
                 }

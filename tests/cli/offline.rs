@@ -7,6 +7,12 @@ use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
+/// Fields of the superblock, as `docs/format.md` has them.
+const CRC_AT: usize = 12;
+const EPOCH_AT: usize = 156;
+const PHASE_AT: usize = 172;
+const CLEAN_AT: usize = 175;
+
 /// Two members and a journal.
 struct Disks {
     folder: tempfile::TempDir,
@@ -66,6 +72,26 @@ impl Disks {
         ["member0", "member1", "journal"]
             .map(|name| fs::read(self.path(name)).unwrap_or_default())
             .into()
+    }
+
+    fn resize(&self, name: &str, size: u64) {
+        File::options()
+            .write(true)
+            .open(self.path(name))
+            .and_then(|file| file.set_len(size))
+            .expect("resized");
+    }
+
+    /// Changes a superblock as another program of the same format would: with the checksum that belongs to it.
+    fn change_superblock(&self, name: &str, place: usize, with: impl Fn(&mut [u8])) {
+        let mut bytes = fs::read(self.path(name)).expect("read");
+        let superblock = &mut bytes[place..place + 4096];
+        assert_eq!(superblock[..8], *b"ujournal", "{name}");
+        with(superblock);
+        superblock[CRC_AT..CRC_AT + 4].fill(0);
+        let checksum = crc32c::crc32c(superblock);
+        superblock[CRC_AT..CRC_AT + 4].copy_from_slice(&checksum.to_le_bytes());
+        fs::write(self.path(name), bytes).expect("written");
     }
 
     fn change(&self, name: &str, at: u64, with: impl Fn(u8) -> u8) {
@@ -170,6 +196,182 @@ fn label_refuses_what_carries_something_until_it_is_forced() {
         &["member1: carries ", "ext", "label --force"],
     );
     disks.done(&["label", "--force"]);
+}
+
+#[test]
+fn a_label_that_was_interrupted_is_refused_by_start_and_done_again_by_label() {
+    let disks = Disks::new();
+    disks.done(&["label"]);
+    let ready = disks.contents();
+    // What a label leaves that is cut off in its last step: one part says ready, the others do not.
+    for name in ["member1", "journal"] {
+        for place in [4096, (32 << 20) - 4096] {
+            disks.change_superblock(name, place, |bytes| bytes[PHASE_AT] = 0);
+        }
+    }
+    assert_says(
+        &disks.refused(&["clear"]),
+        &["member1: labelling this array was interrupted; run label again"],
+    );
+    let check = disks.call(&["check"]);
+    assert_eq!((check.code, check.stderr.as_str()), (3, ""));
+    assert_says(&check.stdout, &["would be refused", "run label again"]);
+    // Under another name it is a foreign array's.
+    let config = fs::read_to_string(disks.path("vol.toml")).expect("read");
+    fs::write(disks.path("vol.toml"), config.replace("offline", "other")).expect("written");
+    assert_says(
+        &disks.refused(&["label"]),
+        &["array offline", "label --force overwrites it"],
+    );
+    fs::write(disks.path("vol.toml"), config).expect("written");
+    disks.done(&["label"]);
+    disks.done(&["check"]);
+
+    // An array that is whole is not an interrupted label, nor is one that has been started.
+    for (name, bytes) in ["member0", "member1", "journal"].iter().zip(&ready) {
+        fs::write(disks.path(name), bytes).expect("written");
+    }
+    disks.refused(&["label"]);
+    for place in [4096, (32 << 20) - 4096] {
+        disks.change_superblock("member0", place, |bytes| bytes[EPOCH_AT] = 1);
+        disks.change_superblock("member1", place, |bytes| bytes[PHASE_AT] = 0);
+    }
+    assert_says(
+        &disks.refused(&["label"]),
+        &["member0: is member 0 of the ujournal array offline"],
+    );
+}
+
+#[test]
+fn clear_force_takes_off_damaged_labels_of_its_array_and_touches_nothing_else() {
+    let (disks, other) = (Disks::new(), Disks::new());
+    disks.done(&["label"]);
+    other.write_config("");
+    let config = fs::read_to_string(other.path("vol.toml")).expect("read");
+    fs::write(other.path("vol.toml"), config.replace("offline", "other")).expect("written");
+    other.done(&["label"]);
+
+    // Something where the superblocks would be that is none, as a filesystem has it.
+    let member = fs::read(disks.path("member1")).expect("read");
+    fs::write(disks.path("member1"), vec![0xa5; 32 << 20]).expect("written");
+    assert_says(
+        &disks.refused(&["clear", "--force"]),
+        &["member1: no ujournal superblock"],
+    );
+    fs::copy(other.path("member1"), disks.path("member1")).expect("copied");
+    assert_says(
+        &disks.refused(&["clear", "--force"]),
+        &[
+            "member1: is member 1 of the ujournal array other (",
+            "), not of offline",
+        ],
+    );
+    fs::write(disks.path("member1"), vec![0; 512]).expect("written");
+    assert_says(
+        &disks.refused(&["clear", "--force"]),
+        &["member1: no ujournal superblock"],
+    );
+
+    // Damaged, and dirty: what --force is for.
+    fs::write(disks.path("member1"), member).expect("written");
+    disks.change("member1", 4096 + 200, |byte| !byte);
+    disks.change("member1", (32 << 20) - 4096 + 200, |byte| !byte);
+    assert_says(
+        &disks.refused(&["clear"]),
+        &["member1: superblock checksum"],
+    );
+    disks.done(&["clear", "--force"]);
+    for name in ["member0", "member1", "journal"] {
+        let dump = call(&["dump", text(&disks.path(name))]);
+        assert_says(dump.failure(3), &["no ujournal superblock"]);
+    }
+    disks.done(&["label"]);
+}
+
+#[test]
+fn clear_refuses_a_dirty_array_until_it_is_forced() {
+    let disks = Disks::new();
+    disks.done(&["label"]);
+    for place in [4096, (32 << 20) - 4096] {
+        disks.change_superblock("journal", place, |bytes| bytes[CLEAN_AT] = 0);
+    }
+    assert_says(
+        &disks.refused(&["clear"]),
+        &[
+            "array offline was not stopped cleanly",
+            "start it and stop it",
+            "clear --force",
+        ],
+    );
+    assert_says(
+        &disks.refused(&["label"]),
+        &["member0: is member 0 of the ujournal array offline"],
+    );
+    disks.done(&["clear", "--force"]);
+}
+
+#[test]
+fn the_least_journal_that_is_named_is_one_that_label_takes() {
+    let disks = Disks::new();
+    // 8 x (512 + 16) KiB + 64 x 4 KiB, and 1 MiB and 4 KiB at each end.
+    let least: u64 = (8 * (512 + 16) + 64 * 4 + 2 * 1028) << 10;
+    disks.write_config("journal.size = \"6535KiB\"\n");
+    assert_says(
+        disks.call(&["label"]).failure(2),
+        &["journal.size: expected a size from 6536KiB (the minimum with device.max_io"],
+    );
+    disks.write_config("journal.size = \"6536KiB\"\n");
+    disks.done(&["label"]);
+    disks.done(&["clear"]);
+
+    disks.write_config("");
+    disks.resize("journal", least - 4096);
+    assert_says(
+        &disks.refused(&["label"]),
+        &[
+            "journal: has ",
+            &(least - 4096).to_string(),
+            &format!("at least {least}"),
+            "lower device.max_io",
+        ],
+    );
+    disks.resize("journal", least);
+    disks.done(&["label"]);
+    disks.write_config("journal.size = \"6544KiB\"\n");
+    disks.refused(&["label", "--force"]);
+}
+
+#[test]
+fn a_part_that_cannot_be_one_is_refused_by_name() {
+    let disks = Disks::new();
+    disks.done(&["label"]);
+    let config = fs::read_to_string(disks.path("vol.toml")).expect("read");
+    for (stranger, words) in [
+        (
+            "gone",
+            "there is no such disk or file; check the path and whether the disk is connected",
+        ),
+        (
+            ".",
+            "is a directory, expected a block device or a regular file",
+        ),
+        (
+            "/dev/null",
+            "is a character device, expected a block device or a regular file",
+        ),
+        ("/proc/self/status", "refuses direct I/O (O_DIRECT)"),
+    ] {
+        let changed = config.replace("\"member1\"", &format!("\"{stranger}\""));
+        fs::write(disks.path("vol.toml"), changed).expect("written");
+        for command in [&["label", "--force"][..], &["clear"], &["clear", "--force"]] {
+            assert_says(&disks.refused(command), &[words]);
+        }
+        let check = disks.call(&["check"]);
+        assert_eq!((check.code, check.stderr.as_str()), (3, ""));
+        assert_says(&check.stdout, &[words]);
+        let path = disks.path(stranger);
+        assert_says(call(&["dump", text(&path)]).failure(3), &[words]);
+    }
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn trials(options: Options, enough: impl Fn(u64, &Total) -> bool + Sync) -> Tota
     println!(
         "{} trials in {seconds:.1} s; {images} different crash images, {:.0} a second\n{:#?}",
         total.trials,
-        f64::from(u32::try_from(images).unwrap()) / seconds,
+        f64::from(u32::try_from(images).expect("fewer than 2^32 images")) / seconds,
         total.counts
     );
     total

@@ -20,7 +20,7 @@ fn try_all(steps: &[Step], length: usize) {
     let start = Instant::now();
     for scenario in arrays() {
         let placement = scenario.geometry.shape.placement;
-        let mut all = Exhaustive::new(scenario).unwrap();
+        let mut all = Exhaustive::new(scenario).expect("a new array starts");
         for depth in [Depth::One, Depth::All] {
             for length in 1..=length {
                 all.run_all(steps, length, depth)

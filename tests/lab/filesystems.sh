@@ -54,19 +54,28 @@ done
 
 # shellcheck source=tests/lab/array.sh
 source "$here/array.sh"
+serve_drives "${disks[@]}"
+
+# What it says matters only if it fails.
+filesystem() {
+    "$here/../fs/filesystem.sh" "$device" "$@" >"$array_folder/filesystem" 2>&1 || {
+        cat "$array_folder/filesystem" >&2
+        die "$combination: $2 failed"
+    }
+}
 
 number=0
 for combination in "${combinations[@]}"; do
     number=$((number + 1))
     filesystem="${combination%%:*}"
     begin=$SECONDS
-    make_array "${combination#*:}" "${disks[@]}"
+    make_array "${combination#*:}"
     start_array
     # Each with a tree of its own, so that one cannot pass for another that lay there before.
-    "$here/../fs/filesystem.sh" "$device" "$filesystem" fill "$files" "$number" >/dev/null
+    filesystem "$filesystem" fill "$files" "$number"
     stop_array
     start_array
-    "$here/../fs/filesystem.sh" "$device" "$filesystem" verify "$files" "$number" >/dev/null
+    filesystem "$filesystem" verify "$files" "$number"
     stop_array
     printf '%-6s %-9s %6d files: compared, checked, stopped, started, checked, compared: %4d s\n' \
         "$filesystem" "${combination#*:}" "$files" $((SECONDS - begin))

@@ -152,13 +152,6 @@ class Array:
         with open(f"/sys/block/{os.path.basename(self.device)}/inflight", encoding="ascii") as file:
             return sum(map(int, file.read().split()))
 
-    def lives(self):
-        """How many lives have left records in the ring that are still needed, this one included."""
-        status = self.status()
-        if status is None:
-            return 0
-        return status["epoch"] - int(status["journal"]["tail_seq"].split(".")[0]) + 1
-
     def partition(self):
         """Two partitions of one half each; returns their paths."""
         with open(f"/sys/block/{os.path.basename(self.device)}/size", encoding="ascii") as size:
@@ -171,6 +164,11 @@ class Array:
         parts = [f"{self.device}p1", f"{self.device}p2"]
         wait_until(lambda: all(map(os.path.exists, parts)), "the partitions appear", 20)
         return parts
+
+
+def lives_of(status):
+    """How many lives have records in the ring that are still needed, this one included."""
+    return status["epoch"] - int(status["journal"]["tail_seq"].split(".")[0]) + 1
 
 
 # The stamped load.

@@ -32,12 +32,13 @@ for disk in "${disks[@]}"; do [[ -b $disk ]] || usage "'$disk' is not a block de
 
 # shellcheck source=tests/lab/array.sh
 source "$here/array.sh"
+serve_drives "${disks[@]}"
 mnt="$array_folder/mnt"
 mkdir "$mnt"
 
 for placement in "${placements[@]}"; do
     echo "$placement"
-    make_array "$placement" "${disks[@]}"
+    make_array "$placement"
     start_array
 
     mkfs.ext4 -q -F "$device"

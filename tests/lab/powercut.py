@@ -28,10 +28,12 @@ All parts of the array are volatile drives (`drive serve`): disks whose cache di
        a prefix; ext4 replays its own journal, `e2fsck -fn` is clean, every noted file is there; a clean
        stop, a start, and the stamps are the same.
 
+It tests C-DUR-1, C-DUR-2, C-ORD-1, C-ATM-1, C-REC-13, C-REP-3 and C-REP-4 on the real device.
+
 Half of the runs have drives with FUA, half without. How many sectors a cut took says the drives' status
 file: a cut that took none does not count and another run takes its place.
 
-With --must-fail the programs are those of a build with the feature broken-flush: there is no second cut,
+With --must-fail the ujournal in UJOURNAL_BIN is of a build with the feature broken-flush: there is no second cut,
 and at least 90 of 100 runs must find a broken promise.
 
 Prints one line for each run, and a summary of one line of JSON. The seed decides everything but the timing
