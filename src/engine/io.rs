@@ -230,11 +230,6 @@ impl Ios {
         self.slots.len() - self.free.len()
     }
 
-    /// The limits of a part.
-    pub(super) fn limits(&self, part: PartIndex) -> &PartLimits {
-        &self.limits[part.index()]
-    }
-
     /// Whether a part zeroes a range without writing it.
     pub(super) fn zeroes(&self, part: PartIndex, space: Space) -> bool {
         self.limits[part.index()].zeroes
