@@ -6,7 +6,7 @@ use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
 use crate::disk::alias::{self, Place};
 use crate::disk::error::PartError;
-use crate::disk::identity::Located;
+use crate::disk::identity::{Kind, Located};
 use crate::disk::kernel::Kernel;
 use crate::disk::limits::PartLimits;
 use crate::disk::lock;
@@ -65,10 +65,7 @@ pub fn wait_for_parts(
     loop {
         let missing = paths(config)
             .into_iter()
-            .find_map(|path| match Located::find(path) {
-                Err(error @ PartError::Missing { .. }) => Some((path, error)),
-                Ok(_) | Err(_) => None,
-            });
+            .find_map(|path| missing(path).map(|error| (path, error)));
         let Some((path, error)) = missing else {
             return Ok(());
         };
@@ -81,6 +78,18 @@ pub fn wait_for_parts(
         progress.report(report.of_part(path.display().to_string()));
         std::thread::sleep(Duration::from_millis(100).min(wait.saturating_sub(waited)));
     }
+}
+
+/// Why a part is not there yet, if it is not. Whatever else is wrong with it, waiting does not help.
+fn missing(path: &Path) -> Option<PartError> {
+    let there = Located::find(path).and_then(|located| match located.identity.kind() {
+        Kind::File => Ok(()),
+        // The node of a device can be there before its medium.
+        Kind::BlockDevice => Part::open_unfenced(path).map(drop),
+    });
+    there
+        .err()
+        .filter(|error| matches!(error, PartError::Missing { .. }))
 }
 
 /// Opens every part for `access`. A dead daemon's I/O in flight is waited for.

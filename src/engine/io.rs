@@ -32,7 +32,7 @@ pub(super) enum Purpose {
     /// Replay's writes.
     Home,
     /// Replay's zeroing without writing.
-    HomeZeroes,
+    HomeZeroes(Space),
     /// Replay's flush.
     MemberFlush,
 }
@@ -191,6 +191,8 @@ pub(super) enum Ended {
 #[derive(Debug)]
 pub(super) struct Ios {
     limits: Vec<PartLimits>,
+    /// Which parts have refused to zero a range and keep its space. Some filesystems can only punch holes.
+    frees_only: Vec<bool>,
     slots: Vec<Option<Io>>,
     free: Vec<u16>,
     /// Operations being put together, one for each part.
@@ -209,6 +211,7 @@ impl Ios {
         let parts = limits.len();
         Ios {
             limits,
+            frees_only: vec![false; parts],
             slots: vec![None; usize::from(count)],
             free: (0..count).rev().collect(),
             drafts: vec![None; parts],
@@ -227,14 +230,18 @@ impl Ios {
         self.slots.len() - self.free.len()
     }
 
-    /// The limits of a part.
-    pub(super) fn limits(&self, part: PartIndex) -> &PartLimits {
-        &self.limits[part.index()]
+    /// Whether a part zeroes a range without writing it.
+    pub(super) fn zeroes(&self, part: PartIndex, space: Space) -> bool {
+        self.limits[part.index()].zeroes
+            && (space == Space::Freed || !self.frees_only[part.index()])
     }
 
-    /// Notes that a part cannot zero without writing after all.
-    pub(super) fn cannot_zero(&mut self, part: PartIndex) {
-        self.limits[part.index()].zeroes = false;
+    /// Notes that a part cannot do so after all.
+    pub(super) fn cannot_zero(&mut self, part: PartIndex, space: Space) {
+        match space {
+            Space::Freed => self.limits[part.index()].zeroes = false,
+            Space::Kept => self.frees_only[part.index()] = true,
+        }
     }
 
     /// Adds `piece`, with its memory, to the operation being put together for its part.
@@ -310,7 +317,12 @@ impl Ios {
     ) {
         self.submit(
             port,
-            Io::new(Purpose::HomeZeroes, part, Work::Zero { len, space }, offset),
+            Io::new(
+                Purpose::HomeZeroes(space),
+                part,
+                Work::Zero { len, space },
+                offset,
+            ),
         );
     }
 
@@ -362,7 +374,7 @@ impl Ios {
                 Purpose::HomeRead { .. }
                 | Purpose::JournalRead(_)
                 | Purpose::Home
-                | Purpose::HomeZeroes => 1,
+                | Purpose::HomeZeroes(_) => 1,
             };
             if io.attempts < limit {
                 port.submit(id, io.part, io.operation());

@@ -272,7 +272,7 @@ impl Engine {
                 Purpose::Anchor => self.anchor_ended(port, result),
                 Purpose::Load => self.load_ended(result),
                 Purpose::Home => self.home_write_ended(result),
-                Purpose::HomeZeroes => self.zeroing_ended(part, result),
+                Purpose::HomeZeroes(space) => self.zeroing_ended(part, space, result),
                 Purpose::MemberFlush => self.member_flush_ended(result),
             }
         }

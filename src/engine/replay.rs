@@ -446,8 +446,8 @@ impl Engine {
             return false;
         }
         if std::mem::take(&mut self.replay.refused) {
-            // Nothing is wrong with the member, so there is nothing to wait for. It happens once: from now
-            // on no zeroing is sent.
+            // Nothing is wrong with the member, so there is nothing to wait for. It happens once for each
+            // kind of zeroing: from now on none of that kind is sent.
             self.replay.copied = 0;
             self.replay.stage = Stage::Copying {
                 cursor: Cursor::at(Lba(0)),
@@ -527,7 +527,7 @@ impl Engine {
         let by_writing = self
             .geometry
             .members()
-            .any(|part| !self.ios.limits(part).zeroes);
+            .any(|part| !self.ios.zeroes(part, space));
         let most = if by_writing {
             ZEROES_A_STEP / SECTOR
         } else {
@@ -571,10 +571,15 @@ impl Engine {
     }
 
     /// A member that says that it cannot zero after all is not ill: the sweep writes zeroes instead.
-    pub(super) fn zeroing_ended(&mut self, part: PartIndex, result: Result<(), Errno>) {
+    pub(super) fn zeroing_ended(
+        &mut self,
+        part: PartIndex,
+        space: Space,
+        result: Result<(), Errno>,
+    ) {
         let refused = result == Err(Errno::NOT_SUPPORTED);
         if refused {
-            self.ios.cannot_zero(part);
+            self.ios.cannot_zero(part, space);
             self.replay.refused = true;
         }
         self.home_write_ended(if refused { Ok(()) } else { result });

@@ -71,6 +71,9 @@ struct World {
     disks: Vec<Ram>,
     /// What the disks cannot zero without writing. The engine was told that they can.
     cannot_zero: &'static [Space],
+    /// Whether they have said so, and whether they were asked to free space after that.
+    has_refused: bool,
+    freed_afterwards: bool,
     buffers: Vec<Vec<u8>>,
     pending: Vec<(IoId, PartIndex, Pending)>,
     replies: Vec<(Tag, Outcome)>,
@@ -95,7 +98,10 @@ impl Port for World {
                 Pending::Write(offset, encode(segments))
             }
             Operation::Flush => Pending::Flush,
-            Operation::Zero { offset, len, space } => Pending::Zero(offset, len, space),
+            Operation::Zero { offset, len, space } => {
+                self.freed_afterwards |= self.has_refused && space == Space::Freed;
+                Pending::Zero(offset, len, space)
+            }
         };
         self.pending.push((id, part, pending));
     }
@@ -156,6 +162,7 @@ fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
         }
         Pending::Flush => 0,
         Pending::Zero(_, _, space) if world.cannot_zero.contains(&space) => {
+            world.has_refused = true;
             engine.completed(id, Err(Errno::NOT_SUPPORTED));
             return;
         }
@@ -194,7 +201,9 @@ fn settings(parts: usize, dice: &mut Dice) -> Settings {
 
 const DEPTH: usize = 8;
 
-fn history(seed: u64) {
+/// Returns whether space was freed by a disk after it had refused to keep some.
+fn history(seed: u64) -> bool {
+    let mut freed_afterwards = false;
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let placements = [
         Placement::Detached,
@@ -257,6 +266,8 @@ fn history(seed: u64) {
             // As block devices and most filesystems; as a filesystem in memory; as none should be.
             cannot_zero: [&[][..], &[Space::Kept], &[Space::Freed, Space::Kept]]
                 [to_usize(seed % 3)],
+            has_refused: false,
+            freed_afterwards: false,
             buffers: vec![vec![0; 16 << 10]; DEPTH],
             pending: Vec::new(),
             replies: Vec::new(),
@@ -387,12 +398,19 @@ fn history(seed: u64) {
             assert!(report.kept >= report.durable);
         }
         let _ = Errno::IO;
+        freed_afterwards |= world.freed_afterwards && world.pending.is_empty();
     }
+    freed_afterwards
 }
 
 #[test]
 fn the_device_is_a_byte_array_when_nothing_fails() {
+    let mut freed_afterwards = 0;
     for seed in 0..150 {
-        history(seed);
+        freed_afterwards += usize::from(history(seed) && seed % 3 == 1);
     }
+    assert!(
+        freed_afterwards > 10,
+        "who cannot keep space can still free it: {freed_afterwards}"
+    );
 }

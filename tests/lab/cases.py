@@ -142,13 +142,21 @@ def run_case(sentence, function, quick):
     return problem is None
 
 
+def programs():
+    """Every process of the programs under test."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/exe") in (os.path.realpath(UJOURNAL), os.path.realpath(DRIVE)):
+                found.append(int(pid))
+    return found
+
+
 def hanging():
     """Where the threads of the programs under test wait in the kernel."""
     lines = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in programs():
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/exe") not in (os.path.realpath(UJOURNAL), os.path.realpath(DRIVE)):
-                continue
             for task in sorted(os.listdir(f"/proc/{pid}/task")):
                 with open(f"/proc/{pid}/task/{task}/comm", encoding="utf-8") as file:
                     comm = file.read().strip()
@@ -196,19 +204,18 @@ def is_alive(pid):
 
 def end_everything(folder):
     """After a case: nothing may reach into the next one. After a good case there is nothing to end."""
-    for pid in daemons().values():
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], check=False, capture_output=True, text=True)
+    for pid in [*programs(), *map(int, children.stdout.split())]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with open("/proc/mounts", encoding="utf-8") as mounts:
-        points = [line.split()[1] for line in mounts if line.split()[1].startswith((folder, "/mnt/"))]
-    for point in reversed(points):
-        if point != "/mnt/lab":
-            subprocess.run(["umount", "-l", point], check=False, capture_output=True)
+        points = [line.split()[1] for line in mounts if line.split()[1].startswith(folder)]
     losetup = subprocess.run(["losetup", "-n", "-O", "NAME,BACK-FILE"], check=False, capture_output=True, text=True)
-    for line in losetup.stdout.splitlines():
-        name, file = line.split(None, 1)
-        if file.startswith(folder):
-            subprocess.run(["losetup", "-d", name], check=False, capture_output=True)
+    loops = [line.split(None, 1) for line in losetup.stdout.splitlines()]
+    for command in [*(["umount", "-l", point] for point in reversed(points)),
+                    *(["losetup", "-d", name] for name, file in loops if file.startswith(folder))]:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, capture_output=True, timeout=10)
     shutil.rmtree("/run/ujournal", ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -267,6 +274,10 @@ def run(*command, timeout=PATIENCE, **options):
                           timeout=timeout, check=True, **options).stdout
 
 
+# When a case fails, what it had built is left as it stands: taking it down in order could hang on what
+# is broken, and hide the failure. `end_everything` does what can be done.
+
+
 @contextlib.contextmanager
 def drives(*options, count=1):
     """Emulated disks while it lasts: their paths."""
@@ -276,20 +287,16 @@ def drives(*options, count=1):
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
                                 timeout=PATIENCE, check=True)
     paths = served.stdout.split()
-    try:
-        yield paths
-    finally:
-        run(DRIVE, "stop", *paths)
+    yield paths
+    run(DRIVE, "stop", *paths)
 
 
 @contextlib.contextmanager
 def loop(file, *options):
     """A loop device over a file, past the page cache, while it lasts: its path."""
     path = run("losetup", "--find", "--show", "--direct-io=on", *options, file).strip()
-    try:
-        yield path
-    finally:
-        run("losetup", "-d", path)
+    yield path
+    run("losetup", "-d", path)
 
 
 @contextlib.contextmanager
@@ -297,10 +304,8 @@ def mounted(device, point):
     """A filesystem, mounted while it lasts."""
     os.makedirs(point, exist_ok=True)
     run("mount", device, point)
-    try:
-        yield point
-    finally:
-        run("umount", point)
+    yield point
+    run("umount", point)
 
 
 def wait_until(what, condition, patience=10.0):

@@ -13,6 +13,7 @@ Exit codes: 0 every case passed; 1 some did not; 2 wrong usage.
 
 import contextlib
 import itertools
+import json
 import mmap
 import os
 import random
@@ -26,7 +27,7 @@ import time
 import tomllib
 
 sys.dont_write_bytecode = True
-from cases import (BLOCK_OPS, FIO_VERIFY, GIB, KIB, MIB, REFUSED, ROOT, UJOURNAL, USAGE, Array, Failed, case, drives,
+from cases import (BLOCK_OPS, FIO_VERIFY, GIB, KIB, MIB, REFUSED, ROOT, SECTOR, UJOURNAL, USAGE, Array, Failed, case, drives,
                    expect, expect_equal, file_of, fio_verify, is_alive, loop, main, mounted, note, pattern, run, sha256,
                    ujournal, unchanged, wait_until, write_at)
 
@@ -99,7 +100,8 @@ class Reader:
 
 @case("the smallest journal takes 20 times its size under slow members, and readers get through")
 def full_journal(folder, quick):
-    max_io, depth, delay = (128 * KIB, 32, 40) if quick else (MIB, 128, 200)
+    # More tags than writers, or a reader waits for a tag behind them all, in the kernel.
+    max_io, depth, delay = (128 * KIB, 128, 40) if quick else (MIB, 128, 200)
     keys = {
         "device": [f"queue_depth = {depth}", f'max_io = "{max_io // KIB}KiB"'],
         "memory": ['window = "16MiB"', 'extents = "64Ki"'],
@@ -120,30 +122,32 @@ def full_journal(folder, quick):
         pid = array.pid
         limit = memory_limit(16 * MIB, depth, max_io, 64 * KIB, least)
         reader = Reader(array.link)
+        slowest = 0.0
         began = time.monotonic()
-        # Two kinds of writers at once, more of them than there are tags.
+        # Two kinds of writers at once, 64 in all.
         with Watch(lambda: resident(pid), 0.1) as memory, Watch(reader.read, 0.05) as reading:
             half = 20 * least // 2
             jobs = [subprocess.Popen(["fio", f"--name={name}", f"--filename={array.link}", "--ioengine=io_uring",
                                       "--direct=1", f"--size={half}", f"--offset={offset}", "--verify=crc32c",
-                                      "--verify_state_save=0", "--verify_fatal=1", "--minimal", *options],
+                                      "--verify_state_save=0", "--verify_fatal=1", "--output-format=json", *options],
                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                     for name, offset, options in [
-                        ("large", 0, ["--rw=write", f"--bs={max_io}", "--iodepth=64", f"--randseed={random.randrange(1 << 31)}"]),
-                        ("mixed", half, ["--rw=randwrite", "--bssplit=512/20:4k/30:64k/30:128k/20", "--iodepth=64",
+                        ("large", 0, ["--rw=write", f"--bs={max_io}", "--iodepth=32", f"--randseed={random.randrange(1 << 31)}"]),
+                        ("mixed", half, ["--rw=randwrite", "--bssplit=512/20:4k/30:64k/30:128k/20", "--iodepth=32",
                                          "--fsync=32", f"--randseed={random.randrange(1 << 31)}"])]]
             for job in jobs:
                 output, _ = job.communicate(timeout=900)
                 expect(job.returncode == 0, f"fio ended with {job.returncode}: {output}")
+                slowest = max(slowest, json.loads(output[output.index("{"):])["jobs"][0]["write"]["clat_ns"]["max"] / 1e9)
         took = time.monotonic() - began
         reader.close()
         status = array.status()
         expect_equal("errors", {}, {clause: count for clause, count in status["errors"].items() if count})
         round_took = took / max(status["replay"]["rounds"], 1)
         note(f"{20 * least / MIB:.0f} MiB through a journal of {least // KIB} KiB in {took:.1f} s and "
-             f"{status['replay']['rounds']} rounds; {reading.looks} reads, the slowest took {reading.most:.2f} s; "
+             f"{status['replay']['rounds']} rounds; the slowest write took {slowest:.2f} s, the slowest of {reading.looks} "
+             f"reads {reading.most:.2f} s; "
              f"memory at most {memory.most / MIB:.1f} MiB of {limit / MIB:.1f} MiB in {memory.looks} samples")
-        # All tags belong to writes that wait; each comes free within about a round.
         expect(reading.most <= 2 * round_took + 2, f"a read took {reading.most:.1f} s, a round {round_took:.2f} s on average")
         expect(memory.most <= limit * 1.05, f"{memory.most} bytes of memory, expected at most {limit} and 5 %")
         before = sha256(array.block)
@@ -330,7 +334,7 @@ def zeroes(folder, quick):
     array.start()
     check("after a stop")
     array.stop()
-    space = sum(os.stat(member).st_blocks * 512 for member in array.members)
+    space = sum(os.stat(member).st_blocks * SECTOR for member in array.members)
     expect(space <= 4 * MIB, f"the members still take {space} bytes after a discard of everything")
 
 
@@ -356,8 +360,9 @@ def large_members(folder, quick):
             expect(synced <= 1, f"the first fsync took {synced:.2f} s")
         run("e2fsck", "-fn", array.link)
         array.stop()
-        space = sum(os.stat(member).st_blocks * 512 for member in array.members)
-        expect(space <= 512 * MIB, f"the members take {space} bytes after a mkfs")
+        # Of a filesystem so large, 1 GiB is its own journal, which mkfs asks to be allocated.
+        space = sum(os.stat(member).st_blocks * SECTOR for member in array.members)
+        expect(space <= GIB + 256 * MIB, f"the members take {space} bytes after a mkfs")
 
 
 @case("where a member cannot zero without writing, no discard is offered, and the kernel writes zeroes")
