@@ -56,6 +56,12 @@ def expect_equal(what, expected, found):
 # Cases.
 
 _cases = []
+_notes = []
+
+
+def note(text):
+    """A figure that a case has measured, to be printed with its result."""
+    _notes.append(text)
 
 
 def case(sentence):
@@ -125,10 +131,11 @@ def run_case(sentence, function, quick):
         leftovers = devices() - there_before
         if leftovers or daemons():
             problem = f"left behind: devices {leftovers}, daemons {daemons()}"
-    if problem is None:
-        print(f"ok      {sentence} ({took:.1f} s)", flush=True)
-    else:
-        print(f"FAILED  {sentence} ({took:.1f} s)", flush=True)
+    print(f"{'ok     ' if problem is None else 'FAILED '} {sentence} ({took:.1f} s)", flush=True)
+    for text in _notes:
+        print(f"        {text}", flush=True)
+    _notes.clear()
+    if problem is not None:
         print("        " + problem.replace("\n", "\n        "), flush=True)
         tell_logs()
     end_everything(folder)
