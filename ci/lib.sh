@@ -8,6 +8,7 @@
 #   usage_error TEXT...    a line on stderr, then exit 2
 #   stage NAME COMMAND...  runs COMMAND and prints how long it took; returns its status
 #   stage_summary          prints every stage so far with its time and status
+#   build_programs         the program, what the tests run beside it, and the examples, in `target/release`
 #   cache_folder           prints the folder that outlives the checkout, and makes it
 #   lab_with_disks SIZES [OPTION...] -- COMMAND...
 #                          runs COMMAND in the lab (`ci/lab`) with new disks of these sizes, such as
@@ -73,6 +74,12 @@ seconds_of() {
 
 stage_summary() {
     printf '%s\n' "${stage_lines[@]}" >&2
+}
+
+# Always the same command: with other targets Cargo chooses other features of what they depend on, and
+# builds everything once more.
+build_programs() {
+    cargo build --quiet --release --features drive --bins --examples
 }
 
 cache_folder() {
