@@ -173,7 +173,14 @@ impl Plane {
     }
 
     async fn leave(&self, progress: ProgressSink) -> StopEnd {
-        if let Err(failure) = self.ring.stop(Stop::Leave, progress).await {
+        let asked = async {
+            tokio::select! {
+                biased;
+                left = self.ring.stop(Stop::Leave, progress) => left,
+                () = self.thread_ended() => Ok(()),
+            }
+        };
+        if let Err(failure) = asked.await {
             tracing::error!("leaving: {failure}");
         }
         let (server, ended) = match self.join().await {
@@ -217,8 +224,16 @@ impl Port for Plane {
             }
             Stop::Forced => {
                 self.ending.set(true);
-                let waiting = self.ring.stop(Stop::Forced, progress);
-                let (stopped, replayed) = tokio::join!(self.stop_device(hold), waiting);
+                // Asked first, so that the answer is on its way before the device is gone; and the queue
+                // thread may end without one, if it had nothing left to do.
+                let replayed = async {
+                    tokio::select! {
+                        biased;
+                        replayed = self.ring.stop(Stop::Forced, progress) => replayed,
+                        () = self.thread_ended() => Ok(()),
+                    }
+                };
+                let (replayed, stopped) = tokio::join!(replayed, self.stop_device(hold));
                 if let Err(failure) = stopped {
                     return StopEnd::StillServing(failure);
                 }

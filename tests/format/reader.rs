@@ -172,7 +172,12 @@ impl Superblock {
                 .all(|n| *n <= 1 << 56),
             "size",
         )?;
-        Geometry::new(s)?;
+        let geometry = Geometry::new(s)?;
+        need(
+            (u64_at(bytes, 128), u64_at(bytes, 136)) == geometry.bitmap,
+            "bitmap",
+        )?;
+        need(s.generation <= 1 << 62, "generation")?;
         let least = if s.role == 0 {
             s.member_size
         } else {
@@ -360,6 +365,9 @@ impl Anchor {
         need(anchor.epoch < 1 << 20, "anchor epoch")?;
         need(closed <= 1, "closed")?;
         need(anchor.tail.0 <= anchor.head_seq, "tail behind head")?;
+        need(anchor.generation <= 1 << 62, "generation")?;
+        need(anchor.head_number <= 1 << 62, "head_number")?;
+        need(bytes[104..].iter().all(|byte| *byte == 0), "reserved")?;
         Ok(anchor)
     }
 }
@@ -447,7 +455,9 @@ impl Header {
             tail.0 <= durable_seq && durable_seq <= prev_seq,
             "tail_seq or durable_seq",
         )?;
-        need(number < u64::MAX, "number")?;
+        need(number <= 1 << 62, "number")?;
+        let reserved = bytes[104..128].iter().all(|byte| *byte == 0);
+        need(bytes[11] == 0 && reserved, "reserved")?;
         need(
             prev_seq >> 44 <= u64::from(epoch),
             "prev_seq of a later life",
@@ -510,6 +520,7 @@ fn parse_entry(bytes: &[u8], payload_len: u64, scope: &Scope) -> Result<Entry, B
         "op or flags",
     )?;
     need(bytes[1] == 0, "codec")?;
+    need(bytes[24..32].iter().all(|byte| *byte == 0), "reserved")?;
     let end = entry.lba.checked_add(u64::from(entry.sectors));
     need(
         entry.sectors > 0 && end.is_some_and(|end| end <= scope.device_sectors),
@@ -699,9 +710,9 @@ impl Ring<'_> {
 
         let begin = anchor.head_offset + w; // 2. One lap on, so that the tail has a place before it.
         let reach = match (anchor.closed, both) {
-            (true, _) => 0,
+            (true, true) => 0,
             (false, true) => self.geometry.span(),
-            (false, false) => 2 * self.geometry.span() + 4096,
+            (_, false) => 2 * self.geometry.span() + 4096,
         };
         let limit = begin + reach.min(w - FRAME);
         let at_anchor = End {
