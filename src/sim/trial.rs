@@ -557,7 +557,48 @@ impl Trial {
                 return Err("the engine makes no progress".to_owned());
             }
         }
+        if self.options.trouble == Trouble::None && self.random.chance(200) {
+            self.sync(world)?;
+        }
         self.count_life(world);
+        Ok(())
+    }
+
+    /// What was answered is durable and home when a sync returns, whatever is asked meanwhile.
+    fn sync(&mut self, world: &mut World) -> Result<(), Broken> {
+        let answered = self.client.history.answered();
+        let through = world.begin_sync();
+        let quiet = self.random.chance(500);
+        if quiet {
+            self.drain(world)?;
+        }
+        let mut steps = 0;
+        while !world.engine().is_home(through) {
+            if quiet {
+                let until = world.now() + Duration::from_millis(50);
+                let replies = self.pass_time(world, until);
+                self.take(world, replies)?;
+            } else {
+                self.step(world)?;
+            }
+            steps += 1;
+            if steps > 100_000 {
+                return Err("a sync does not return".to_owned());
+            }
+        }
+        self.client.history.aged(answered);
+        if quiet && self.client.history.answered() == answered {
+            let home = World::read_home(&self.scenario, world.disks())
+                .map_err(|error| error.to_string())?;
+            same(
+                &self.client.history.newest_image(),
+                &home,
+                "after a sync, home holds",
+            )?;
+        }
+        if self.options.probes > 0 {
+            self.probe(world)?;
+        }
         Ok(())
     }
 
