@@ -1,10 +1,10 @@
 //! Small histories, all of them, and all that a power cut can make of each.
 //!
-//! Every sequence of up to so many steps from a short list, on two blocks that lie on different members
-//! where there are two: given one after the other, or all at once. After every event, every choice of
-//! what the cut leaves of each sector, up to a bound; beyond it, samples. What recovery shows of an image
-//! is remembered by the image's print, as most histories share most of their images; it is judged anew
-//! for each history.
+//! Every sequence of up to so many steps from a short list, on two neighbouring blocks, which lie on
+//! different members where there are two: given one after the other, or all at once. After every event,
+//! every choice of what the cut leaves of each sector, up to a bound; beyond it, samples. What recovery
+//! shows of an image is remembered by the image's print, as most histories share most of their images; it
+//! is judged anew for each history.
 
 use crate::engine::request::{Durability, Op, Request, Unmap};
 use crate::sim::cut::Choices;
@@ -21,8 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// One step of a small history. Block A is the device's first; block B is on the second member, if there
-/// are two.
+/// One step of a small history. Blocks A and B are neighbours, on different members if there are two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// WRITE A.
@@ -31,12 +30,12 @@ pub enum Step {
     WriteB,
     /// WRITE A, FUA.
     FuaA,
-    /// WRITE from A's last sector over what lies between to B.
-    WriteAll,
+    /// WRITE A and B.
+    WriteBoth,
     /// DISCARD A.
     DiscardA,
-    /// DISCARD from A to B.
-    DiscardAll,
+    /// DISCARD A and B.
+    DiscardBoth,
     /// WRITE ZEROES B, without unmapping.
     ZeroB,
     /// FLUSH.
@@ -174,24 +173,21 @@ impl Exhaustive {
     }
 
     fn request_of(&self, step: Step) -> (Op, std::ops::Range<u64>, Durability) {
-        let per_chunk = FRAME / SECTOR;
-        // Where there is one member, B follows A.
-        let b = if self.scenario.geometry.shape.members > 1 {
-            per_chunk
+        // Side by side, on both sides of a chunk's border where there is one.
+        let a = if self.scenario.geometry.shape.members > 1 {
+            FRAME / SECTOR - 1
         } else {
-            1
+            0
         };
-        let a = 0;
+        let b = a + 1;
         let later = Durability::Later;
-        // Not more than what one request may carry.
-        let all = (b + 1).saturating_sub(per_chunk)..b + 1;
         match step {
             Step::WriteA => (Op::Write, a..a + 1, later),
             Step::WriteB => (Op::Write, b..b + 1, later),
             Step::FuaA => (Op::Write, a..a + 1, Durability::Now),
-            Step::WriteAll => (Op::Write, all, later),
+            Step::WriteBoth => (Op::Write, a..b + 1, later),
             Step::DiscardA => (Op::Discard, a..a + 1, later),
-            Step::DiscardAll => (Op::Discard, a..b + 1, later),
+            Step::DiscardBoth => (Op::Discard, a..b + 1, later),
             Step::ZeroB => (Op::WriteZeroes(Unmap::Forbidden), b..b + 1, later),
             Step::Flush => (Op::Flush, 0..0, later),
         }

@@ -68,6 +68,8 @@ pub struct Scenario {
     pub latencies: Vec<Latency>,
     /// What its engine is built with.
     pub settings: Settings,
+    /// Whether the ring is to be filled: large writes, hardly a flush, no pause.
+    pub heavy: bool,
 }
 
 impl Scenario {
@@ -105,6 +107,39 @@ impl Scenario {
             data_each,
             journal_size,
         )
+    }
+
+    /// An array whose reserve and span are small against its ring, as they are in real ones, and whose
+    /// ring is full most of the time: what is freed is written again before anything was flushed.
+    pub fn full(random: &mut Random) -> Scenario {
+        let placement = *random.pick(&[Placement::Detached, Placement::End]);
+        let members = random.between(1, 2);
+        let (chunk, max_io) = (64 * KIB, MIB);
+        let data_each = 4 * MIB / members;
+        let journal_size =
+            journal_size_min(placement, members, chunk, max_io) + random.between(56, 88) * MIB;
+        let mut scenario = Scenario::build(
+            random,
+            placement,
+            members,
+            chunk,
+            max_io,
+            data_each,
+            journal_size,
+        );
+        scenario.hold_replay_back();
+        scenario.heavy = true;
+        let ring_size = scenario.geometry.ring.size();
+        let settings = &mut scenario.settings;
+        settings.commit = Commit::Flush;
+        settings.commit_interval = Duration::from_secs(3600);
+        settings.queue_depth = settings.queue_depth.max(4);
+        settings.extents = settings.extents.max(1024);
+        settings.segment = 64 * KIB;
+        settings.window = 8 * ring_size.div_ceil(settings.segment) * settings.segment;
+        settings.round = crate::units::round_down(ring_size / random.between(2, 6), FRAME);
+        settings.check(ring_size);
+        scenario
     }
 
     /// The least array: two blocks of 512 bytes are of interest, everything takes about the same time.
@@ -220,6 +255,7 @@ impl Scenario {
             caches,
             latencies: (0..parts).map(|_| Latency::draw(random)).collect(),
             settings,
+            heavy: false,
         }
     }
 

@@ -47,6 +47,8 @@ pub struct Options {
     pub ends: Ends,
     /// When replay runs.
     pub replay: Replaying,
+    /// Which arrays.
+    pub arrays: Arrays,
     /// What else goes wrong.
     pub trouble: Trouble,
 }
@@ -60,6 +62,15 @@ pub enum Trouble {
     Errors,
     /// Reads of the ring return flipped bits or what was there before.
     RottenReads,
+}
+
+/// Which arrays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrays {
+    /// Any: [`Scenario::draw`].
+    Any,
+    /// [`Scenario::full`].
+    Full,
 }
 
 /// How lives end.
@@ -92,6 +103,7 @@ impl Options {
         honesty: Honesty::Honest,
         ends: Ends::Any,
         replay: Replaying::AsSet,
+        arrays: Arrays::Any,
         trouble: Trouble::None,
     };
 
@@ -113,6 +125,16 @@ impl Options {
         lives: 24,
         ends: Ends::Kills,
         replay: Replaying::HeldBack,
+        ..Options::CRASHES
+    };
+
+    /// Crashes, and rings of some size that are full.
+    pub const FULL_RINGS: Options = Options {
+        name: "full-rings",
+        lives: 1,
+        requests: 250,
+        probes: 4,
+        arrays: Arrays::Full,
         ..Options::CRASHES
     };
 
@@ -150,6 +172,7 @@ impl Options {
             Options::CRASHES,
             Options::CALM,
             Options::MANY_LIVES,
+            Options::FULL_RINGS,
             Options::ERRORS,
             Options::ROTTEN_READS,
             Options::NO_FLUSH,
@@ -345,7 +368,10 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Failure> {
         story: story.clone(),
     };
     let mut random = Random::new(seed);
-    let mut scenario = Scenario::draw(&mut random);
+    let mut scenario = match options.arrays {
+        Arrays::Any => Scenario::draw(&mut random),
+        Arrays::Full => Scenario::full(&mut random),
+    };
     if options.replay == Replaying::HeldBack {
         scenario.hold_replay_back();
     }
@@ -491,18 +517,38 @@ impl Trial {
 
     /// Serves one life's requests, with crashes tried on forks.
     fn serve(&mut self, world: &mut World) -> Result<(), Broken> {
-        let quota = self.client.given() + self.random.between(1, self.options.requests);
+        let least = match self.options.arrays {
+            Arrays::Any => 1,
+            // Enough to go round the ring.
+            Arrays::Full => self.options.requests,
+        };
+        let quota = self.client.given() + self.random.between(least, self.options.requests);
         // A request takes a handful of steps.
         let permille = self.options.probes * 1000 / (self.options.requests * 5);
         let limit = self.client.given() * 1000 + 1_000_000;
+        let (after_tail, after_tail_boost) = match self.options.arrays {
+            Arrays::Any => (10, 2),
+            Arrays::Full => (40, 60),
+        };
+        let (mut tail, mut tail_moved_at) = (world.engine().home_seq(), 0);
         let mut steps = 0;
         while self.client.given() < quota {
             self.step(world)?;
             if self.is_stuck(world) {
                 break;
             }
+            // Crashes hurt most while home or an anchor is written, and after the tail has moved: until
+            // that is durable, what it has freed must not be written again.
+            let home = world.engine().home_seq();
+            if home != tail {
+                tail = home;
+                tail_moved_at = steps;
+            }
             let falls = world.in_flight();
-            let boost = if falls.anchor || falls.home { 3 } else { 1 };
+            let mut boost = if falls.anchor || falls.home { 3 } else { 1 };
+            if steps - tail_moved_at < after_tail {
+                boost *= after_tail_boost;
+            }
             if self.random.chance(permille * boost) {
                 self.probe(world)?;
             }
@@ -511,7 +557,48 @@ impl Trial {
                 return Err("the engine makes no progress".to_owned());
             }
         }
+        if self.options.trouble == Trouble::None && self.random.chance(200) {
+            self.sync(world)?;
+        }
         self.count_life(world);
+        Ok(())
+    }
+
+    /// What was answered is durable and home when a sync returns, whatever is asked meanwhile.
+    fn sync(&mut self, world: &mut World) -> Result<(), Broken> {
+        let answered = self.client.history.answered();
+        let through = world.begin_sync();
+        let quiet = self.random.chance(500);
+        if quiet {
+            self.drain(world)?;
+        }
+        let mut steps = 0;
+        while !world.engine().is_home(through) {
+            if quiet {
+                let until = world.now() + Duration::from_millis(50);
+                let replies = self.pass_time(world, until);
+                self.take(world, replies)?;
+            } else {
+                self.step(world)?;
+            }
+            steps += 1;
+            if steps > 100_000 {
+                return Err("a sync does not return".to_owned());
+            }
+        }
+        self.client.history.aged(answered);
+        if quiet && self.client.history.answered() == answered {
+            let home = World::read_home(&self.scenario, world.disks())
+                .map_err(|error| error.to_string())?;
+            same(
+                &self.client.history.newest_image(),
+                &home,
+                "after a sync, home holds",
+            )?;
+        }
+        if self.options.probes > 0 {
+            self.probe(world)?;
+        }
         Ok(())
     }
 

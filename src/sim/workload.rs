@@ -239,7 +239,9 @@ impl Client {
         } else {
             self.max_blocks.min(self.blocks)
         };
-        let count = if random.chance(950) {
+        let count = if self.character.largest == self.max_blocks && random.chance(500) {
+            most
+        } else if random.chance(950) {
             random.skewed(most.min(self.character.largest))
         } else {
             random.between(1, most)
@@ -383,6 +385,19 @@ impl Character {
         weights[2] = weights[2].min(16);
         if !scenario.zeroes() {
             weights[3..].fill(0);
+        }
+        if scenario.heavy {
+            return Character {
+                weights: [1, 60, random.below(2), 0, 0, 0],
+                fua_permille: 0,
+                depth: usize::from(scenario.settings.queue_depth),
+                hot: 0..1,
+                hot_permille: 0,
+                largest: max_blocks,
+                stream_permille: *random.pick(&[0, 500]),
+                pause: 1,
+                pause_permille: 0,
+            };
         }
         let hot_start = random.below(blocks);
         let hot_len = random.skewed(16).min(blocks - hot_start);

@@ -24,7 +24,7 @@ use crate::sim::random::Random;
 use crate::sim::scenario::Scenario;
 use crate::sim::stamp::{self, StampError, Version};
 use crate::sim::story::{Event, Story};
-use crate::units::{Lba, Offset, PartIndex, SECTOR, to_u64, to_usize};
+use crate::units::{Lba, Offset, PartIndex, SECTOR, Seq, to_u64, to_usize};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -668,6 +668,12 @@ impl World {
             }
         }
         Ok(image)
+    }
+
+    /// Asks that everything answered so far go home.
+    pub fn begin_sync(&mut self) -> Seq {
+        self.story.note(self.now, "sync");
+        self.engine.begin_sync()
     }
 
     /// Asks the engine to end.

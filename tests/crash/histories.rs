@@ -87,6 +87,15 @@ fn every_answered_write_of_many_lives_in_one_ring_is_there() {
     assert!(total.counts.lives_in_ring >= 8, "{:?}", total.counts);
 }
 
+/// C-REP-2: what is freed is written again at once, by records of a megabyte.
+#[test]
+fn full_rings_of_a_real_size_hold_a_legal_prefix() {
+    let wanted = setting("CRASH_FULL", 3);
+    let counts = trials(Options::FULL_RINGS, |number, _| number >= wanted).counts;
+    assert!(counts.wraps >= wanted, "{counts:?}");
+    assert!(counts.stalls >= wanted, "{counts:?}");
+}
+
 /// C-ERR, C-RD-3, C-ATM-5: answers may be errors, but no answer is a lie.
 #[test]
 fn whatever_fails_nothing_that_was_answered_well_is_lost_or_wrong() {

@@ -8,6 +8,7 @@
 //! * `histories`: random arrays and histories, several lives each, crashes tried on forks of the disks
 //! * `small`: all small histories, every crash point, all that a cut can leave
 //! * `points`: label, start and stop cut at each of their operations, recoveries in recoveries
+//! * `regressions`: seeds that have failed once, and what they found
 //! * `canaries`: disks that lie, which must be caught; else all of this proves nothing
 //!
 //! Counts are small by default. `CRASH_IMAGES=1000000` asks `histories` for so many different crash
@@ -16,6 +17,7 @@
 mod canaries;
 mod histories;
 mod points;
+mod regressions;
 mod small;
 
 use std::sync::atomic::{AtomicU64, Ordering};

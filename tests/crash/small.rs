@@ -47,9 +47,9 @@ fn every_history_of_three_steps_survives_every_crash() {
         &[
             Step::WriteA,
             Step::WriteB,
-            Step::WriteAll,
+            Step::WriteBoth,
             Step::FuaA,
-            Step::DiscardAll,
+            Step::DiscardBoth,
             Step::Flush,
         ],
         usize::try_from(length).unwrap(),
