@@ -397,7 +397,6 @@ fn history(seed: u64) -> bool {
         if life > 0 {
             assert!(report.kept >= report.durable);
         }
-        let _ = Errno::IO;
         freed_afterwards |= world.freed_afterwards && world.pending.is_empty();
     }
     freed_afterwards
