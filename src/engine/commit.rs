@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   waiting        requests that came and are in no record yet
-//!      | seal      one record takes all that waits; at most two are in flight (self-clocking)
+//!      | seal      one record takes all that waits; while two are in flight, only full ones (self-clocking)
 //!   in flight      numbered, payload in the window, write submitted
 //!      | written   and every earlier record as well
 //!   acknowledged   in the map and answered, one by one, in the order of their seqs
@@ -39,6 +39,10 @@ use std::time::Duration;
 
 /// After so long a flush that no record followed is recorded by a MARK.
 const MARK_AFTER: Duration = Duration::from_secs(1);
+
+/// While so many records are in flight, the next one waits until it is full: then one record, and one
+/// write, serves all who came meanwhile.
+const GROWING_RECORDS: usize = 2;
 
 /// Numbers that a life may give; after the last one the array fails rather than give one twice. Not all of
 /// the counter, so that a record never has to be cut at its end.
@@ -517,9 +521,7 @@ impl Engine {
             self.fail(port);
             return;
         }
-        while !self.commits.waiting.is_empty()
-            && self.commits.in_flight() < self.settings.records_in_flight
-        {
+        while self.is_time_to_seal() {
             match self.room().and_then(|room| self.select(room)) {
                 Ok(batch) => self.seal_batch(port, batch),
                 Err(blocked) => {
@@ -530,6 +532,16 @@ impl Engine {
             }
         }
         self.refuse_stalled(port);
+    }
+
+    fn is_time_to_seal(&self) -> bool {
+        let commits = &self.commits;
+        let in_flight = commits.in_flight();
+        if commits.waiting.is_empty() || in_flight >= self.settings.records_in_flight {
+            return false;
+        }
+        let full = payload_max(self.ring_size()) - self.settings.max_io;
+        in_flight < GROWING_RECORDS || commits.waiting.iter().map(payload_of).sum::<u64>() > full
     }
 
     /// What the next record may take.

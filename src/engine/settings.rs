@@ -89,7 +89,7 @@ impl Settings {
             bounce: 128 * KIB,
             bounces: 32,
             ios: 4096,
-            records_in_flight: 2,
+            records_in_flight: 4,
             home_writes: 32,
             parts,
         }
