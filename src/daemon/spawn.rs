@@ -56,7 +56,11 @@ pub fn start(
         .map_err(failed)?;
     match last {
         Some(Message::Started(started)) => Ok(started),
-        Some(Message::Failed(failure)) => Err(failure),
+        Some(Message::Failed(failure)) => {
+            // Who is told that it failed may try again at once: its locks must be gone by then.
+            child.wait().map_err(failed)?;
+            Err(failure)
+        }
         Some(Message::Progress(_)) | None => Err(died(child, log)),
     }
 }
