@@ -4,7 +4,7 @@
 //! part carries: its superblocks and, where the whole ring lies on it, every record in the ring.
 
 use super::open::{locate, open};
-use super::{from_disk, from_part};
+use super::{from_disk, from_part, scan_reports};
 use crate::config::Config;
 use crate::control::progress::ProgressSink;
 use crate::control::status::{Recovery, StartKind};
@@ -138,7 +138,7 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
     }
     report.findings = findings(&opened.set);
     let began = Instant::now();
-    match recovery::inspect(&mut opened.set) {
+    match recovery::inspect(&mut opened.set, &mut scan_reports(progress)) {
         Ok(found) => {
             report.because = if found.was_clean {
                 "it was stopped cleanly, and there is nothing to recover".to_owned()

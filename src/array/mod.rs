@@ -11,25 +11,38 @@
 //! * [`clear`]: takes the labels off
 
 pub mod clear;
-
 pub mod inspect;
 pub mod label;
 pub mod open;
 pub mod settings;
 pub mod start;
 
+use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::DiskError;
 use crate::disk::error::PartError;
 use crate::engine::recovery::RecoveryError;
 use crate::journal::assemble::{AssembleError, BeginError};
 use crate::journal::scan::ScanError;
 use crate::outcome::{Exit, Failure, sentence};
+use crate::units::MIB;
 
 /// A failure of exit code `exit` that says what `error` and its causes say.
 fn failure(exit: Exit, error: &(dyn std::error::Error + 'static)) -> Failure {
     Failure {
         exit,
         message: sentence(error),
+    }
+}
+
+/// Tells `progress` how far a scan has read. Records are small: one report for many.
+fn scan_reports(progress: &ProgressSink) -> impl FnMut(u64, u64) {
+    const EVERY: u64 = 8 * MIB;
+    let mut reported = 0;
+    move |done, total| {
+        if done / EVERY != reported / EVERY {
+            progress.report(Progress::new(Stage::Scan, done, total));
+        }
+        reported = done;
     }
 }
 

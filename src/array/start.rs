@@ -4,9 +4,9 @@
 //! is ours, and only then the flush and the scan of the journal ([`crate::engine::recovery`]). A process
 //! that wants to run in the background has forked before it comes here.
 
-use super::from_recovery;
 use super::open::{Opened, open, wait_for_parts};
 use super::settings::{Requests, any_rotating, commit_of, machine_memory, settings};
+use super::{from_recovery, scan_reports};
 use crate::config::Config;
 use crate::control::port::RingCommands;
 use crate::control::progress::ProgressSink;
@@ -111,8 +111,14 @@ pub fn bring_up(
     } else {
         Errors::Kept
     };
-    let (recovered, report) = recovery::open(&mut set, settings.extents, settings.round, errors)
-        .map_err(|error| from_recovery(&error))?;
+    let (recovered, report) = recovery::open(
+        &mut set,
+        settings.extents,
+        settings.round,
+        errors,
+        &mut scan_reports(progress),
+    )
+    .map_err(|error| from_recovery(&error))?;
     let engine = Engine::new(
         settings,
         set.geometry.clone(),

@@ -29,6 +29,7 @@
 mod commit;
 pub mod extent_map;
 mod io;
+mod leisure;
 pub mod port;
 mod read;
 pub mod recovery;
@@ -48,6 +49,7 @@ use crate::units::{Pos, Seq};
 use commit::Commits;
 use extent_map::ExtentMap;
 use io::{Ended, Ios, Purpose};
+use leisure::Leisure;
 use port::{IoId, Port};
 use read::Reads;
 use recovery::Recovered;
@@ -146,6 +148,7 @@ pub struct Engine {
     now: Duration,
     /// When the last request came.
     busy_at: Duration,
+    leisure: Leisure,
     window: Window,
     map: ExtentMap,
     ios: Ios,
@@ -209,6 +212,7 @@ impl Engine {
         Ok(Engine {
             now: Duration::ZERO,
             busy_at: Duration::ZERO,
+            leisure: Leisure::new(settings.idle),
             window,
             map: recovered.map,
             ios: Ios::new(settings.ios, settings.parts.clone()),
@@ -256,6 +260,7 @@ impl Engine {
         self.seal(port);
         self.make_durable(port);
         self.finish_reads(port);
+        self.leisure.note(now, self.requests_pending() == 0);
     }
 
     fn finish_operations(&mut self, port: &mut impl Port) {

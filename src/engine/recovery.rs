@@ -131,17 +131,18 @@ pub enum RecoveryError {
     Changed(u64),
 }
 
-/// Looks at an array without changing it: what recovery would keep.
+/// Looks at an array without changing it: what recovery would keep. `on_read` as in [`scan`].
 ///
 /// # Errors
 /// As [`open`], as far as reading goes.
-pub fn inspect(set: &mut Set) -> Result<Report, RecoveryError> {
+pub fn inspect(set: &mut Set, on_read: &mut dyn FnMut(u64, u64)) -> Result<Report, RecoveryError> {
     let mut kept = Kept::new(set, 0);
-    let found = kept.scan(set)?;
+    let found = kept.scan(set, on_read)?;
     Ok(kept.report(set, &found, set.journal().epoch))
 }
 
 /// Brings an array up for a new life, with room for `extents` in the map and rounds of `round` bytes.
+/// `on_read` as in [`scan`].
 ///
 /// # Errors
 /// If acknowledged data is damaged, or a disk fails. Nothing is written before the scan has succeeded.
@@ -150,6 +151,7 @@ pub fn open(
     extents: usize,
     round: u64,
     errors: Errors,
+    on_read: &mut dyn FnMut(u64, u64),
 ) -> Result<(Recovered, Report), RecoveryError> {
     // 1. Flush before belief.
     let journal_parts: Vec<_> = set.geometry.journal_parts().collect();
@@ -158,7 +160,7 @@ pub fn open(
     }
     // 2. Which records count?
     let mut kept = Kept::new(set, round);
-    let found = kept.scan(set)?;
+    let found = kept.scan(set, on_read)?;
     let was_clean = set.is_clean();
     if errors == Errors::Cleared && set.health() != Health::Ok {
         let all: Vec<_> = set.parts().collect();
@@ -318,7 +320,11 @@ impl Kept {
         }
     }
 
-    fn scan(&mut self, set: &mut Set) -> Result<Found, RecoveryError> {
+    fn scan(
+        &mut self,
+        set: &mut Set,
+        on_read: &mut dyn FnMut(u64, u64),
+    ) -> Result<Found, RecoveryError> {
         let sb = set.journal();
         let ring_size = set.geometry.ring.size();
         let scope = Scope {
@@ -331,9 +337,8 @@ impl Kept {
             epoch: sb.epoch,
             span: anchor_span(ring_size),
         };
-        Ok(scan(&mut set.disks, &scope, &mut |pos, record| {
-            self.keep(pos, record, ring_size);
-        })?)
+        let mut keep = |pos: Pos, record: &Record| self.keep(pos, record, ring_size);
+        Ok(scan(&mut set.disks, &scope, &mut keep, on_read)?)
     }
 
     fn keep(&mut self, pos: Pos, record: &Record, ring_size: u64) {

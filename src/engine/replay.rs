@@ -280,7 +280,9 @@ impl Engine {
         let old = self.oldest_age() >= self.settings.age;
         let idle = self.requests_pending() == 0
             && self.now.saturating_sub(self.busy_at) >= self.settings.idle;
-        asked || full || crowded || old || idle || self.commits.is_out_of_room()
+        // While it still lies in the window, it need not be read back.
+        let handy = self.ring_used() >= self.settings.round && self.leisure.prevails();
+        asked || full || crowded || old || idle || handy || self.commits.is_out_of_room()
     }
 
     fn begin_round(&mut self) -> bool {

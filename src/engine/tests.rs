@@ -249,8 +249,14 @@ fn history(seed: u64) -> bool {
     for life in 0..3u64 {
         let mut set: Set = assemble(boxed()).unwrap();
         let settings = settings(parts, &mut dice);
-        let (recovered, report) =
-            open(&mut set, settings.extents, settings.round, Errors::Kept).unwrap();
+        let (recovered, report) = open(
+            &mut set,
+            settings.extents,
+            settings.round,
+            Errors::Kept,
+            &mut |_, _| {},
+        )
+        .unwrap();
         let device = to_usize(set.geometry.data.size().min(512 * KIB));
         model.resize(device, 0);
         let mut engine = Engine::new(

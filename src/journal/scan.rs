@@ -185,7 +185,7 @@ fn newest_anchor(
 }
 
 /// Scans the ring. `on_record` is given every record that counts, from the tail on, with the position at
-/// which it begins.
+/// which it begins; `on_read`, time and again, how many bytes were read of how many at most.
 ///
 /// # Errors
 /// If the journal cannot be recovered without losing acknowledged data.
@@ -193,6 +193,7 @@ pub fn scan(
     disks: &mut Disks,
     scope: &Scope<'_>,
     on_record: &mut dyn FnMut(Pos, &Record),
+    on_read: &mut dyn FnMut(u64, u64),
 ) -> Result<Found, ScanError> {
     let (anchor, anchor_copy, both) = newest_anchor(read_anchors(disks, scope))?;
     if anchor.epoch > scope.epoch {
@@ -229,6 +230,7 @@ pub fn scan(
             Ok(record) => {
                 let at = head;
                 head = head.plus(record.header.record_len());
+                on_read(head.since(anchor_pos), limit.since(anchor_pos));
                 last = Position::after(&record.header);
                 walked.push((at, record));
             }
@@ -282,6 +284,7 @@ pub fn scan(
             on_record(at, &record);
             before = Some(Position::after(&record.header));
             at = at.plus(record.header.record_len());
+            on_read(at.since(tail_pos), anchor_pos.since(tail_pos));
         }
         if before != Some(anchor_last) || at != anchor_pos {
             let found = before.unwrap_or(anchor_last);

@@ -251,6 +251,7 @@ impl World {
             settings.extents,
             settings.round,
             recovery::Errors::Kept,
+            &mut |_, _| {},
         )
         .map_err(|error| judged(fuse, &error))?;
         story.note(Duration::ZERO, format!("started: {report:?}"));

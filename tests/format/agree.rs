@@ -153,7 +153,8 @@ fn compare_geometry(code: &Geometry, page: &reader::Geometry, dice: &mut Dice) {
 /// Head, last seq, tail, and the records between.
 type Scanned = (u64, u64, (u64, u64), Vec<reader::Header>);
 
-/// What the library's scan says, in the words of the reader.
+/// What the library's scan says, in the words of the reader. On the way it tells how far it is, and never
+/// more than there is.
 fn library(images: &[Vec<u8>]) -> Result<Scanned, String> {
     let mut set: Set = assembled(images.to_vec());
     let frame = frame_of(&set.geometry);
@@ -164,10 +165,19 @@ fn library(images: &[Vec<u8>]) -> Result<Scanned, String> {
         span: anchor_span(frame.ring_size),
     };
     let mut records = Vec::new();
-    let found = scan(&mut set.disks, &scope, &mut |_, record| {
-        records.push(said(record));
-    });
+    let mut note = |_, record: &Record| records.push(said(record));
+    let mut read = 0;
+    let mut watch = |done, total| {
+        assert!(done <= total, "{done} of {total} bytes were read");
+        read += 1;
+    };
+    let found = scan(&mut set.disks, &scope, &mut note, &mut watch);
     let found = found.map_err(|error| error.to_string())?;
+    assert!(
+        read >= records.len(),
+        "{read} reports of {} records",
+        records.len()
+    );
     let head = found.head.ring_offset(frame.ring_size);
     Ok((
         head,

@@ -141,6 +141,7 @@ impl Array {
             settings.extents,
             settings.round,
             recovery::Errors::Kept,
+            &mut |_, _| {},
         )
         .expect("nothing is damaged");
         let geometry = set.geometry.clone();
