@@ -30,8 +30,9 @@ All parts of the array are volatile drives (`drive serve`): disks whose cache di
 
 It tests C-DUR-1, C-DUR-2, C-ORD-1, C-ATM-1, C-REC-13, C-REP-3 and C-REP-4 on the real device.
 
-Half of the runs have drives with FUA, half without. How many sectors a cut took says the drives' status
-file: a cut that took none does not count and another run takes its place.
+Half of the runs have drives with FUA, half without; a third has the journal attached, at the start, in the
+middle and at the end of the members in turn. A cut that lost no sector that had been acknowledged does not
+count, and another run takes its place.
 
 With --must-fail the ujournal in UJOURNAL_BIN is of a build with the feature broken-flush: there is no second cut,
 and at least 90 of 100 runs must find a broken promise.
@@ -60,17 +61,14 @@ NAME = "cut"
 LAB = os.path.join(harness.HERE, "..", "..", "ci", "lab")
 OUT = "/mnt/lab"
 
-MEMBER_BYTES = 256 * MIB
+DATA_BYTES = 256 * MIB
 JOURNAL_BYTES = 128 * MIB
+CHUNK = 64 << 10
 
-# Where things lie on the parts, as docs/format.md has it: superblocks in the margins at both ends, the anchors in
-# the first and last frame between them.
 MARGIN = MIB
 FRAME = 4096
-DATA = (MARGIN, MEMBER_BYTES - 2 * MARGIN)
-RING = (MARGIN + FRAME, JOURNAL_BYTES - 2 * MARGIN - 2 * FRAME)
-ANCHORS = ((MARGIN, FRAME), (JOURNAL_BYTES - MARGIN - FRAME, FRAME))
 
+PLACEMENTS = ("end", "start", "middle")
 STAGES = ("scan", "START", "replay", "member flush", "anchor")
 # Of 100 runs of a broken build.
 MUST_FAIL_PERCENT = 90
@@ -93,7 +91,7 @@ def main():
 def parse_command_line():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("--count", type=int, default=4, metavar="N", help="cuts under load that took something")
+    parser.add_argument("--count", type=int, default=4, metavar="N", help="cuts under load that lost something")
     parser.add_argument("--seed", type=int, default=1, metavar="S")
     parser.add_argument("--must-fail", action="store_true", help="the build is broken: it must be found out")
     parser.add_argument("--keep", metavar="DIR", help="copy what a failed run left behind to a new folder there")
@@ -106,23 +104,50 @@ def parse_command_line():
     return options
 
 
+# Where things lie on the parts.
+
+
+class Layout:
+    """Ranges of the parts, each as (offset, length), as docs/format.md has them."""
+
+    def __init__(self, placement):
+        if placement is None:
+            self.sizes = [DATA_BYTES, DATA_BYTES, JOURNAL_BYTES]
+            region, length, guard = MARGIN, JOURNAL_BYTES - 2 * MARGIN, FRAME
+            self.data = (MARGIN, DATA_BYTES - 2 * MARGIN)
+            self.journal_parts = [2]
+        else:
+            length, guard = JOURNAL_BYTES // 2, CHUNK
+            self.sizes = [DATA_BYTES + length, DATA_BYTES + length]
+            usable = DATA_BYTES - 2 * MARGIN
+            bitmap = -(-(usable // 65536 // 8) // FRAME) * FRAME
+            data = (usable - bitmap) // CHUNK * CHUNK
+            before = {"start": 0, "middle": data // 2 // CHUNK * CHUNK, "end": data}[placement]
+            region = MARGIN + before
+            self.data = (MARGIN, before) if before else (MARGIN + length, data)
+            self.journal_parts = [0, 1]
+        self.ring = (region + guard, length - 2 * guard)
+        # On the first part of the journal.
+        self.anchors = ((region, FRAME), (region + length - FRAME, FRAME))
+
+
 # Outside: the runs.
 
 
 def outside(options, folder):
     began = time.monotonic()
-    summary = {"test": "power cut", "seed": options.seed, "runs": 0, "failed": 0, "took_nothing": 0, "fua": 0,
+    summary = {"test": "power cut", "seed": options.seed, "runs": 0, "failed": 0, "lost_nothing": 0, "fua": 0,
                "volatile_sectors": 0, "lost_sectors": 0, "again_at": dict.fromkeys(STAGES, 0)}
     number = 0
     while summary["runs"] < options.count:
         number += 1
         if number > 2 * options.count + 10:
-            say("too many cuts took nothing")
+            say("too many cuts lost nothing")
             return 1
         # A run that does not count is made again with other numbers, and the same drives and stage.
         result = one_run(options, number, summary["runs"] + 1, os.path.join(folder, f"run{number}"))
         if result is None:
-            summary["took_nothing"] += 1
+            summary["lost_nothing"] += 1
             continue
         summary["runs"] += 1
         summary["failed"] += result["failed"]
@@ -151,8 +176,10 @@ def plan_of(options, number, place):
     # Of four runs in a row each kind of drive is cut once and twice; the stages take turns.
     if place % 2 == 0 and not options.must_fail:
         stage = STAGES[place // 2 % len(STAGES)]
+    placement = PLACEMENTS[place // 3 % len(PLACEMENTS)] if place % 3 == 0 else None
     return {
         "seed": source.randrange(1 << 30),
+        "placement": placement,
         "fua": place % 4 in (1, 2),
         "stamps_fua": source.choice((0, 1)),
         "flush_every": source.choice((50, 200, 800)),
@@ -165,47 +192,48 @@ def plan_of(options, number, place):
             {"fill": 0.9, "age": "1h", "idle": "1h"},
         )),
         "stage": stage,
-        "trip": trip_of(stage, source),
+        "trips": trips_of(stage, Layout(placement), source),
     }
 
 
-def trip_of(stage, source):
-    """The request at which a drive falls silent: (part, trip)."""
+def trips_of(stage, layout, source):
+    """The requests at which a drive falls silent: (part, trip), and the first that comes ends it."""
     def trip(part, operation, place, count):
         return part, f"{operation}:{place[0]}+{place[1]}#{count}"
     if stage == "scan":
-        return trip(2, "read", RING, source.randint(1, 3))
+        count = source.randint(1, 3)
+        return [trip(part, "read", layout.ring, count) for part in layout.journal_parts]
     if stage == "START":
-        return trip(2, "write", RING, 1)
+        return [trip(part, "write", layout.ring, 1) for part in layout.journal_parts]
     if stage == "replay":
-        return trip(source.randrange(2), "write", DATA, source.randint(1, 6))
+        return [trip(source.randrange(2), "write", layout.data, source.randint(1, 6))]
     if stage == "member flush":
-        return trip(source.randrange(2), "flush", DATA, 1)
+        return [trip(source.randrange(2), "flush", layout.data, 1)]
     if stage == "anchor":
-        return trip(2, "write", source.choice(ANCHORS), 1)
-    return None
+        return [trip(layout.journal_parts[0], "write", source.choice(layout.anchors), 1)]
+    return []
 
 
 def one_run(options, number, place, folder):
-    """Prints the run's line. Returns what came out, or None if the cut took nothing."""
+    """Prints the run's line. Returns what came out, or None if the cut lost nothing."""
     began = time.monotonic()
     plan = plan_of(options, number, place)
     out = os.path.join(folder, "out")
     os.makedirs(out)
     disks = []
-    for name, size in (("member0", MEMBER_BYTES), ("member1", MEMBER_BYTES), ("journal", JOURNAL_BYTES)):
-        disks.append(os.path.join(folder, name))
+    for part, size in enumerate(Layout(plan["placement"]).sizes):
+        disks.append(os.path.join(folder, f"part{part}"))
         with open(disks[-1], "wb") as disk:
             disk.truncate(size)
     with open(os.path.join(out, "plan.json"), "w", encoding="ascii") as file:
         json.dump(plan, file)
 
-    words = [f"run {number}: fua {'on' if plan['fua'] else 'off'}"]
+    words = [f"run {number}: journal {plan['placement'] or 'detached'}, fua {'on' if plan['fua'] else 'off'}"]
     failed, result = True, {}
-    volatile = [0, 0, 0]
+    volatile = [0]
     try:
         expect_cut(boot(disks, out, "load"), "under load")
-        volatile = volatile_sectors(out)
+        volatile = [volatile_sectors(out, part) for part in range(len(disks))]
         words.append(f"cut with {'+'.join(map(str, volatile))} sectors volatile")
         if plan["stage"] is not None:
             expect_cut(boot(disks, out, "cut-again"), plan["stage"])
@@ -226,7 +254,8 @@ def one_run(options, number, place, folder):
     if failed and options.keep:
         shutil.copytree(folder, os.path.join(options.keep, f"seed{options.seed}-run{number}"))
     shutil.rmtree(folder)
-    if sum(volatile) == 0 and not failed:
+    # A cut that lost nothing has shown nothing.
+    if not failed and result["lost_sectors"] == 0:
         return None
     return {"failed": failed, "fua": plan["fua"], "volatile": sum(volatile), "lost": result.get("lost_sectors", 0),
             "stage": plan["stage"]}
@@ -258,13 +287,10 @@ def last_line(text):
     return lines[-1] if lines else ""
 
 
-def volatile_sectors(out):
-    """How many sectors each drive had not stored yet when the lab died, as of the last status."""
-    volatile = []
-    for part in range(3):
-        with open(os.path.join(out, f"load.drive{part}.status"), encoding="ascii") as file:
-            volatile.append(int(re.search(r"volatile ([0-9]+)", file.read())[1]))
-    return volatile
+def volatile_sectors(out, part):
+    """How many sectors a drive had not stored yet when the lab died, as of its last status."""
+    with open(os.path.join(out, f"load.drive{part}.status"), encoding="ascii") as file:
+        return int(re.search(r"volatile ([0-9]+)", file.read())[1])
 
 
 # Inside the lab: one life each.
@@ -276,7 +302,11 @@ def inside(what):
     array = None
     try:
         parts = serve_drives(plan, what)
-        array = Array(NAME, parts[:2], parts[2], "/run", {"memory": {"window": "32MiB"}, "replay": plan["replay"]})
+        sections = {"memory": {"window": "32MiB"}, "replay": plan["replay"]}
+        if plan["placement"] is not None:
+            sections["journal"] = {"size": f"{JOURNAL_BYTES // MIB}MiB", "placement": plan["placement"]}
+        journal = parts[2] if plan["placement"] is None else None
+        array = Array(NAME, parts[:2], journal, "/run", sections)
         {"load": load, "cut-again": cut_again, "verify": verify}[what](array, plan)
         return 0
     except Violation as violation:
@@ -290,15 +320,17 @@ def inside(what):
 
 
 def serve_drives(plan, what):
-    """The three parts."""
+    """The parts: two members, and the journal if it is detached."""
     parts = []
-    for part, disk in enumerate(("/dev/ubda", "/dev/ubdb", "/dev/ubdc")):
+    disks = ("/dev/ubda", "/dev/ubdb", "/dev/ubdc")[:len(Layout(plan["placement"]).sizes)]
+    for part, disk in enumerate(disks):
         command = [harness.DRIVE, "serve", "--file", disk, "--cache", "16MiB", "--fua", "on" if plan["fua"] else "off",
                    "--destage-rate", str(plan["destage_rate"]), "--destage-seed", str(plan["seed"] + part),
                    "--status", f"{OUT}/{what}.drive{part}.status", "--status-interval", "5",
                    "--log", f"{OUT}/{what}.drive{part}.log"]
-        if what == "cut-again" and plan["trip"][0] == part:
-            command += ["--trip", plan["trip"][1], "--trip-file", f"{OUT}/{what}.now"]
+        for at, trip in plan["trips"]:
+            if what == "cut-again" and at == part:
+                command += ["--trip", trip, "--trip-file", f"{OUT}/{what}.now"]
         # What goes on in the background keeps our stderr open.
         served = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                 text=True, timeout=harness.PATIENCE_SECONDS, check=False)
@@ -342,7 +374,7 @@ def cut_again(array, plan):
     report = harness.verify_stamps(raw, f"{OUT}/stamps.log", "flushed")
     note("digest.json", report["digest"])
     harness.run(harness.UJOURNAL, "sync", NAME)
-    raise Violation(f"the stage {plan['stage']} ({plan['trip'][1]} of part {plan['trip'][0]}) never came")
+    raise Violation(f"the stage {plan['stage']} ({plan['trips']}) never came")
 
 
 def note(name, value):
