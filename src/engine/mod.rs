@@ -443,6 +443,11 @@ impl Engine {
     /// The journal cannot be trusted any more: everybody who waits is told.
     fn fail(&mut self, port: &mut impl Port) {
         self.condition = Condition::Failed;
+        // A request that fails is not there in part: what has been begun is finished.
+        if let Some(rest) = self.commits.left_to_insert() {
+            let inserted = self.map.insert(rest, usize::MAX);
+            assert_eq!(inserted, rest.sectors, "nothing bounds this insert");
+        }
         self.commits.refuse_all(port);
     }
 
