@@ -310,6 +310,12 @@ impl Engine {
         self.replay.tail().seq >= seq
     }
 
+    /// From now on writers that wait for a member which returns errors are told at once, whatever
+    /// `stall_timeout` says.
+    pub fn wait_no_longer_for_members(&mut self) {
+        self.settings.stall_timeout = Some(Duration::ZERO);
+    }
+
     /// Ends the engine; [`Engine::is_closed`] says when it is over. No request may follow a `Stop`;
     /// requests that come after a `Handover` are left for the next process.
     pub fn begin_close(&mut self, how: Close) {
