@@ -148,10 +148,18 @@ impl<P: Port + 'static> Server<P> {
         };
         let mut how = how;
         let mut end = self.port.stop(how, hold, progress.clone()).await;
-        if let (Wish::Signal, Stop::Clean, StopEnd::StillServing(failure)) = (wish, how, &end) {
-            tracing::warn!("{failure}: leaving the device for a takeover");
-            how = Stop::Leave;
-            end = self.port.stop(how, None, progress).await;
+        // Who does not take no for an answer gets what can still be done.
+        if let (Stop::Clean, StopEnd::StillServing(failure)) = (how, &end) {
+            let instead = match wish {
+                Wish::Polite => None,
+                Wish::Force => Some(Stop::Forced),
+                Wish::Signal => Some(Stop::Leave),
+            };
+            if let Some(instead) = instead {
+                tracing::warn!("{failure}: ending nevertheless ({instead:?})");
+                how = instead;
+                end = self.port.stop(how, None, progress).await;
+            }
         }
         let end = match end {
             StopEnd::Stopped => End::Stopped(how),

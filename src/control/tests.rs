@@ -28,7 +28,8 @@ use tokio::sync::mpsc;
 struct Manner {
     /// Who has the device open.
     used: Option<&'static str>,
-    /// What a stop comes to, if it goes wrong, and how long that takes. The device can always be left.
+    /// What a stop comes to, if it goes wrong, and how long that takes. The device can always be left,
+    /// and taken away by force.
     stop: Option<StopEnd>,
     stop_takes: Duration,
     /// Ends when a command comes, without an answer.
@@ -67,7 +68,7 @@ impl Port for Array {
             "a device that nobody uses is held"
         );
         let manner = self.manner();
-        if how != Stop::Leave
+        if how == Stop::Clean
             && let Some(end) = manner.stop
         {
             tokio::time::sleep(manner.stop_takes).await;

@@ -229,7 +229,7 @@ impl ArrayServer {
 
     /// Whether an end was asked for that will never come: members return errors, round after round.
     fn given_up(&self) -> bool {
-        matches!(self.ending, Ending::Stopping(_))
+        matches!(self.ending, Ending::Stopping(_) | Ending::Told)
             && self.engine.is_held_up()
             && self.engine.is_quiet()
     }

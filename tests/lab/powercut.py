@@ -75,6 +75,8 @@ MUST_FAIL_PERCENT = 90
 BOOT_TIMEOUT_SECONDS = 300
 
 EXIT_CUT_OFF = 137
+# Of a life in the lab that found a promise broken; anything else that is not 0 is a test that went wrong.
+EXIT_BROKEN_PROMISE = 9
 
 
 def main():
@@ -84,6 +86,9 @@ def main():
     folder = tempfile.mkdtemp(prefix="powercut.", dir=options.folder)
     try:
         return outside(options, folder)
+    except WentWrong as problem:
+        say(f"the test could not be made: {problem}")
+        return 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -102,6 +107,10 @@ def parse_command_line():
     if options.folder is None and shutil.disk_usage("/dev/shm").free > 3 << 30:
         options.folder = "/dev/shm"
     return options
+
+
+class WentWrong(Exception):
+    """The test could not be made; that says nothing about the program."""
 
 
 # Where things lie on the parts.
@@ -239,8 +248,10 @@ def one_run(options, number, place, folder):
             expect_cut(boot(disks, out, "cut-again"), plan["stage"])
             words.append(f"again at {plan['stage']}")
         status, text = boot(disks, out, "verify")
+        if status == EXIT_BROKEN_PROMISE:
+            raise Violation(last_line(text))
         if status != 0:
-            raise Violation(last_line(text) or f"the lab ended with {status}")
+            raise WentWrong(f"the lab ended with {status}: {last_line(text)}")
         with open(os.path.join(out, "result.json"), encoding="ascii") as file:
             result = json.load(file)
         failed = False
@@ -249,6 +260,10 @@ def one_run(options, number, place, folder):
                      f"{result['files']} files")
     except Violation as violation:
         words.append(f"{'found out' if options.must_fail else 'FAILED'}: {violation}")
+    except WentWrong as problem:
+        if options.must_fail:
+            raise
+        words.append(f"FAILED: {problem}")
     words.append(f"{time.monotonic() - began:.1f} s")
     print("; ".join(words), flush=True)
     if failed and options.keep:
@@ -279,7 +294,7 @@ def boot(disks, out, what):
 def expect_cut(booted, where):
     status, text = booted
     if status != EXIT_CUT_OFF:
-        raise Violation(f"no cut {where}, the lab ended with {status}: {last_line(text)}")
+        raise WentWrong(f"no cut {where}, the lab ended with {status}: {last_line(text)}")
 
 
 def last_line(text):
@@ -313,7 +328,8 @@ def inside(what):
         if array is not None:
             say(f"the daemon's log ends with: {array.log_end()}")
         print(str(violation).replace("\n", " "), flush=True)
-        return 1
+        # Only what is found after the cut is a promise that was broken.
+        return EXIT_BROKEN_PROMISE if what == "verify" else 1
     except Exception:  # pylint: disable=broad-except
         traceback.print_exc()
         return 1
