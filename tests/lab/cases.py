@@ -1,6 +1,6 @@
 """What the tests by cases of this folder share: the cases, the program and what it says, arrays of files.
 
-Not a program: `identity.py` and `limits.py` use it inside the lab, as root. A case is a function that
+Not a program: `identity.py`, `limits.py` and `failures.py` use it inside the lab, as root. A case is a function that
 raises `Failed` where something is not as it must be. Each has a folder of its own in memory that goes
 with the lab; what it leaves running is ended before the next.
 
