@@ -1,28 +1,32 @@
 //! The map from device ranges to the newest journaled version of each.
 //!
-//! It is the overlay of the journal over the members: what it holds is to be read from the journal (or is
-//! zeroes), what it does not hold is at home. One entry is an [`Extent`]: a run of sectors that one request
-//! changed, with the request's seq and the place of the bytes.
+//! It is the overlay of the journal over the members: what it holds is to be read from the journal
+//! (or is zeroes), what it does not hold is at home. One entry is an [`Extent`]: a run of sectors
+//! that one request changed, with the request's seq and the place of the bytes.
 //!
 //! ```text
-//!   insert [4, 9) seq 7 over:     |--- seq 3 ---|        |-- 5 --|
-//!                                 0             6        8       12
-//!   leaves:                       |-- 3 --|---- 7 ------|-- 5 --|      both neighbours cut, nothing hidden beneath
-//!                                 0       4             9       12
+//!   before:                  |---- seq 3 ----|       |- seq 5 -|
+//!                            0               6       8         12
+//!   insert [4, 9) seq 7:     |- seq 3 -|--- seq 7 ---|- seq 5 -|     both neighbours cut,
+//!                            0         4             9         12    nothing hidden beneath
 //! ```
 //!
 //! What it promises:
 //!
-//! * Newest wins. An insert replaces whatever its range held, and never covers a newer seq (asserted).
-//! * One form for one content. Neighbours that are one request's, and contiguous in the ring, are one extent,
-//!   so that a discard inserted piece by piece ends as one entry.
-//! * Nothing allocates but [`ExtentMap::with_capacity`] and [`ExtentMap::grow`]. `n` extents always fit in a map
-//!   of capacity `n`, in less than 64 bytes each, whatever the order of inserts and removals: `tree` says why.
-//! * Work per call is bounded. Whatever can touch many extents takes a limit and tells where to go on.
+//! * Newest wins. An insert replaces whatever its range held, and never covers a newer seq
+//!   (asserted).
+//! * One form for one content. Neighbours that are one request's, and contiguous in the ring, are
+//!   one extent, so that a discard inserted piece by piece ends as one entry.
+//! * Nothing allocates but [`ExtentMap::with_capacity`] and [`ExtentMap::grow`]. `n` extents always
+//!   fit in a map of capacity `n`, in less than 64 bytes each, whatever the order of inserts and
+//!   removals: `tree` says why.
+//! * Work per call is bounded. Whatever can touch many extents takes a limit and tells where to go
+//!   on.
 //!
-//! What it does not do: it does not know which seq is durable or which bytes are in the window, and it does not
-//! refuse an insert when it is full. The caller asks [`ExtentMap::len`] first and keeps a reserve, because one
-//! insert adds up to two extents (a hole punched into an old one); running out is an assertion.
+//! What it does not do: it does not know which seq is durable or which bytes are in the window, and
+//! it does not refuse an insert when it is full. The caller asks [`ExtentMap::len`] first and keeps
+//! a reserve, because one insert adds up to two extents (a hole punched into an old one); running
+//! out is an assertion.
 
 mod tree;
 
@@ -93,7 +97,8 @@ impl Extent {
         }
     }
 
-    /// This extent and `next` as one, if they are one request's, adjacent, and contiguous in the ring.
+    /// This extent and `next` as one, if they are one request's, adjacent, and contiguous in the
+    /// ring.
     fn joined(&self, next: &Self) -> Option<Self> {
         let one_run = self.seq == next.seq
             && self.end() == next.lba
@@ -128,7 +133,8 @@ pub enum Sweep {
     End,
 }
 
-/// Where a sweep stands: a device address, and the entry there as long as the map has not changed shape.
+/// Where a sweep stands: a device address, and the entry there as long as the map has not changed
+/// shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor {
     from: Lba,
@@ -173,7 +179,8 @@ impl ExtentMap {
         }
     }
 
-    /// Raises the capacity to `extents`. Allocates and copies: for recovery, before anything is served.
+    /// Raises the capacity to `extents`. Allocates and copies: for recovery, before anything is
+    /// served.
     pub fn grow(&mut self, extents: usize) {
         self.tree.grow(extents);
     }
@@ -202,11 +209,12 @@ impl ExtentMap {
         size_of::<Self>() + self.tree.memory_bytes()
     }
 
-    /// Makes `extent` the newest version of its range; returns how many sectors, from its start, this was done for.
+    /// Makes `extent` the newest version of its range; returns how many sectors, from its start,
+    /// this was done for.
     ///
-    /// Those are all of them, unless more than `max_displaced` old extents are in the way; then the call ends
-    /// where the next of these begins, and the caller goes on with the rest. Until it has, the range must be
-    /// kept from readers: they would see half of a request.
+    /// Those are all of them, unless more than `max_displaced` old extents are in the way; then the
+    /// call ends where the next of these begins, and the caller goes on with the rest. Until it
+    /// has, the range must be kept from readers: they would see half of a request.
     ///
     /// # Panics
     /// If a covered extent is newer, or the map would exceed its capacity.
@@ -229,13 +237,14 @@ impl ExtentMap {
         if self.replace_same_range(&path, &extent) || self.fill_gap(&path, &extent) {
             return extent.sectors;
         }
-        let piece = extent.clipped(extent.lba, self.reach(&extent, max_displaced));
+        let piece = extent.clipped(extent.lba, self.reach(&path, &extent, max_displaced));
         self.clear(piece.lba, piece.end());
         self.add(piece);
         piece.sectors
     }
 
-    /// Splits `[lba, lba + sectors)` into consecutive spans, in order, that cover exactly the range.
+    /// Splits `[lba, lba + sectors)` into consecutive spans, in order, that cover exactly the
+    /// range.
     pub fn lookup(&self, lba: Lba, sectors: u64) -> impl Iterator<Item = Span> + '_ {
         let end = Lba(lba
             .0
@@ -249,7 +258,8 @@ impl ExtentMap {
         }
     }
 
-    /// The first extent that ends after `from` and has a seq up to `through`, among the next `max_visited`.
+    /// The first extent that ends after `from` and has a seq up to `through`, among the next
+    /// `max_visited`.
     #[must_use]
     pub fn next_through(&self, from: Lba, through: Seq, max_visited: usize) -> Sweep {
         assert!(
@@ -260,10 +270,13 @@ impl ExtentMap {
         self.sweep(&mut Cursor::at(from), through, &mut budget)
     }
 
-    /// [`Self::next_through`] for a whole sweep: finds the next extent without a search if the map has not changed
-    /// shape since the last step, and takes what it visits off `budget`, so that one budget bounds a whole turn.
+    /// [`Self::next_through`] for a whole sweep: finds the next extent without a search if the map
+    /// has not changed shape since the last step, and takes what it visits off `budget`, so that
+    /// one budget bounds a whole turn. (A write over exactly the range of an older one changes no
+    /// shape.)
     ///
-    /// The map may change between two steps. An extent that was inserted behind the cursor is not visited.
+    /// The map may change between two steps. An extent that was inserted behind the cursor is not
+    /// visited.
     pub fn sweep(&self, cursor: &mut Cursor, through: Seq, budget: &mut usize) -> Sweep {
         let changes = self.tree.changes();
         let mut spot = match cursor.spot {
@@ -290,7 +303,8 @@ impl ExtentMap {
         Sweep::End
     }
 
-    /// Removes the extents with a seq up to `through` among the `max_visited` next ones that end after `from`.
+    /// Removes the extents with a seq up to `through` among the `max_visited` next ones that end
+    /// after `from`.
     ///
     /// Returns where to go on, or `None` when no extents follow.
     pub fn release_through(&mut self, from: Lba, through: Seq, max_visited: usize) -> Option<Lba> {
@@ -342,10 +356,12 @@ impl ExtentMap {
         assert_eq!(count, self.len(), "the count of extents is wrong");
     }
 
-    // The two ways that nearly every small write goes, with one search: over exactly the range of an older write,
-    // and where nothing was. `path` leads to where an extent at `extent.lba` would be added.
+    // The two ways that nearly every small write goes, with one search: over exactly the range of
+    // an older write, and where nothing was. `path` leads to where an extent at `extent.lba` would
+    // be added.
 
-    /// Replaces the one extent that has exactly this range, if there is one and nothing is to be joined.
+    /// Replaces the one extent that has exactly this range, if there is one and nothing is to be
+    /// joined.
     fn replace_same_range(&mut self, path: &Path, extent: &Extent) -> bool {
         let after = path.spot();
         let Some(here) = after.back_in_leaf() else {
@@ -390,8 +406,8 @@ impl ExtentMap {
     }
 
     /// How far an insert of `extent` gets when it may displace `max_displaced` extents.
-    fn reach(&self, extent: &Extent, max_displaced: usize) -> Lba {
-        let mut spot = self.first_ending_after(extent.lba);
+    fn reach(&self, path: &Path, extent: &Extent, max_displaced: usize) -> Lba {
+        let mut spot = self.ending_after(extent.lba, path);
         let mut displaced = 0;
         while let Some(here) = self.tree.settle(spot) {
             let old = self.tree.extent(here);
@@ -415,19 +431,23 @@ impl ExtentMap {
             if old.lba >= to {
                 return;
             }
+            let left = (old.lba < from).then(|| old.clipped(old.lba, from));
             let right = (old.end() > to).then(|| old.clipped(to, old.end()));
-            if old.lba < from {
-                self.tree.resize(here, old.clipped(old.lba, from).sectors);
-            } else if right.is_some() {
-                // The part that stays gets a new key. That may belong into another leaf, so it is not changed here.
-                self.tree.remove(here, 1);
-            } else {
-                self.tree.remove(here, self.tree.run_ending_by(here, to));
-            }
-            if let Some(right) = right {
-                let path = self.tree.descend(right.lba);
-                self.tree.insert(&path, &right);
-                return;
+            match (left, right) {
+                (None, None) => self.tree.remove(here, self.tree.run_ending_by(here, to)),
+                (Some(left), None) => self.tree.resize(here, left.sectors),
+                (Some(left), Some(right)) => {
+                    self.tree.resize(here, left.sectors);
+                    self.tree.insert(&self.tree.descend(right.lba), &right);
+                    return;
+                }
+                (None, Some(right)) => {
+                    if !self.tree.cut_to_rest(here, &right) {
+                        self.tree.remove(here, 1);
+                        self.tree.insert(&self.tree.descend(right.lba), &right);
+                    }
+                    return;
+                }
             }
         }
     }
@@ -435,14 +455,15 @@ impl ExtentMap {
     /// Adds an extent whose range is all at home, and joins it with its neighbours.
     fn add(&mut self, extent: Extent) {
         let mut run = extent;
-        let after = self.tree.settle(self.tree.descend(run.lba).spot());
+        let mut path = self.tree.descend(run.lba);
+        let after = self.tree.settle(path.spot());
         if let Some(right) = after
             && let Some(joined) = run.joined(&self.tree.extent(right))
         {
             self.tree.remove(right, 1);
             run = joined;
+            path = self.tree.descend(run.lba);
         }
-        let path = self.tree.descend(run.lba);
         let before = self.tree.before(path.spot());
         if let Some(left) = before
             && let Some(joined) = self.tree.extent(left).joined(&run)
@@ -455,7 +476,12 @@ impl ExtentMap {
 
     /// The first extent that ends after `lba`: the one that holds it, else the next one.
     fn first_ending_after(&self, lba: Lba) -> Spot {
-        let after = self.tree.descend(lba).spot();
+        self.ending_after(lba, &self.tree.descend(lba))
+    }
+
+    /// [`Self::first_ending_after`] for one who has the way to `lba` already.
+    fn ending_after(&self, lba: Lba, path: &Path) -> Spot {
+        let after = path.spot();
         match self.tree.before(after) {
             Some(left) if self.tree.extent(left).end() > lba => left,
             Some(_) | None => after,

@@ -1,10 +1,11 @@
-//! Goal: the map says of every sector what the last request did to it, whatever came before; it never needs more
-//! memory than it took at the start; and one call does bounded work.
+//! Goal: the map says of every sector what the last request did to it, whatever came before; it
+//! never needs more memory than it took at the start; and one call does bounded work.
 //!
-//! Method: the same requests go to the map and to a `Sectors`, one slot for each sector of the device, which is
-//! too simple to be wrong. Then the map must hold exactly the runs of that device, and look up and sweep the same.
-//! Small devices are tried exhaustively; proptest starts from trees of one to three levels and shrinks what
-//! fails; the long runs print their seed, and a failure names the step.
+//! Method: the same requests go to the map and to a `Sectors`, one slot for each sector of the
+//! device, which is too simple to be wrong. Then the map must hold exactly the runs of that device,
+//! and look up and sweep the same. Small devices are tried exhaustively; proptest starts from trees
+//! of one to three levels and shrinks what fails; the long runs print their seed, and a failure
+//! names the step.
 
 use std::time::Instant;
 
@@ -124,7 +125,8 @@ impl Random {
     }
 }
 
-/// Inserts all of `extent` in calls that displace up to `max_displaced`, and checks what each call promises.
+/// Inserts all of `extent` in calls that displace up to `max_displaced`, and checks what each call
+/// promises.
 fn insert_all(map: &mut ExtentMap, extent: Extent, max_displaced: usize) {
     let mut rest = extent;
     loop {
@@ -188,7 +190,8 @@ fn every_overlap_of_three_extents_on_a_small_device_is_as_the_last_writer_left_i
             ranges.push((lba, sectors));
         }
     }
-    // The second and third request have the same seq in half of the cases: pieces of one, which may join.
+    // The second and third request have the same seq in half of the cases: pieces of one, which may
+    // join.
     let mut cases = 0;
     for (third_seq, max_displaced) in [(3, ALL), (3, 1), (2, ALL), (2, 1)] {
         for first in &ranges {
@@ -376,7 +379,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A map, the device that it stands for, and the cursor of a sweep that survives everything in between.
+/// A map, the device that it stands for, and the cursor of a sweep that survives everything in
+/// between.
 struct History {
     map: ExtentMap,
     device: Sectors,
@@ -385,7 +389,8 @@ struct History {
 }
 
 impl History {
-    /// Begins with one write in the middle of every stretch of `spacing` sectors, in the order `order` gives.
+    /// Begins with one write in the middle of every stretch of `spacing` sectors, in the order
+    /// `order` gives.
     fn begin(spacing: u64, random: &mut Random) -> Self {
         let mut history = Self {
             map: ExtentMap::with_capacity(index(DEVICE)),
@@ -540,7 +545,11 @@ impl History {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 96,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Trees of one leaf, of two levels, and of three.
     #[test]
@@ -639,9 +648,9 @@ fn a_map_takes_less_than_64_bytes_for_each_extent() {
     }
 }
 
-/// Fills a map to its capacity in the order of `order`; then, with each step, removes the first extent from the
-/// slot on that `victim` chooses and adds one in the first free place from another such slot on. If a node were
-/// ever lacking, an assertion of the arena would fail.
+/// Fills a map to its capacity in the order of `order`; then, with each step, removes the first
+/// extent from the slot on that `victim` chooses and adds one in the first free place from another
+/// such slot on. If a node were ever lacking, an assertion of the arena would fail.
 fn hold_at_capacity(extents: u64, name: &str, order: &[u64], mut victim: impl FnMut(u64) -> u64) {
     let mut map = ExtentMap::with_capacity(index(extents));
     let bytes = map.memory_bytes();
@@ -713,9 +722,59 @@ fn a_full_map_never_lacks_a_node_whatever_the_order() {
 }
 
 #[test]
+fn every_capacity_around_a_new_node_can_be_used_up_in_any_order() {
+    let seed = 0x5eed_0005;
+    println!("seed {seed:#x}");
+    let mut random = Random(seed);
+    let boundaries = [1, 32, 64, 96, 128, 32 * 63, 32 * 64, 32 * 64 + 32, 32 * 128];
+    for extents in boundaries
+        .iter()
+        .flat_map(|boundary| boundary - 1..=boundary + 1)
+    {
+        let mut order: Vec<u64> = (0..extents).collect();
+        for turn in ["ascending", "descending", "shuffled", "shuffled again"] {
+            let mut map = ExtentMap::with_capacity(index(extents));
+            for (seq, slot) in (1..).zip(&order) {
+                map.insert(write(slot * 8, 8, seq), 1);
+            }
+            map.check_invariants();
+            assert_eq!(map.len(), index(extents), "{turn}");
+            if turn == "ascending" {
+                order.reverse();
+            } else {
+                random.shuffle(&mut order);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_map_that_grows_whenever_it_is_full_keeps_what_it_holds() {
+    const EXTENTS: u64 = 10_000;
+    let seed = 0x5eed_0006;
+    println!("seed {seed:#x}");
+    let mut random = Random(seed);
+    let mut order: Vec<u64> = (0..EXTENTS).collect();
+    random.shuffle(&mut order);
+    let mut map = ExtentMap::with_capacity(0);
+    for slot in &order {
+        if map.len() == map.capacity() {
+            map.grow(map.capacity() + 1 + index(random.below(200)));
+            map.check_invariants();
+        }
+        map.insert(write(slot * 8, 8, slot + 1), 1);
+    }
+    map.check_invariants();
+    let expected: Vec<Extent> = (0..EXTENTS)
+        .map(|slot| write(slot * 8, 8, slot + 1))
+        .collect();
+    assert_eq!(map.iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
-    // Ascending inserts leave half-full leaves behind: the worst that can be. Then each leaf gets one more, in an
-    // order that is worst for merging, and loses it again.
+    // Ascending inserts leave half-full leaves behind: the worst that can be. Then each leaf gets
+    // one more, in an order that is worst for merging, and loses it again.
     const EXTENTS: u64 = 64 * 1024;
     let mut map = ExtentMap::with_capacity(index(EXTENTS));
     let mut seq = 0;
@@ -833,7 +892,8 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
                 Sweep::End => break 'turns,
             }
         }
-        // Between two turns: newer writes over what was swept already, which shift the leaves ahead as well.
+        // Between two turns: newer writes over what was swept already, which shift the leaves ahead
+        // as well.
         for _ in 0..10 {
             if cursor.lba().0 > 8 {
                 seq += 1;
@@ -855,7 +915,8 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
     );
 }
 
-/// Also the measurement: `cargo test --release million -- --nocapture` prints the nanoseconds of each operation.
+/// Also the measurement: `cargo test --release million -- --nocapture` prints the nanoseconds of
+/// each operation.
 #[test]
 fn a_million_extents_are_inserted_replaced_found_swept_and_released() {
     const EXTENTS: u64 = 1 << 20;
