@@ -218,6 +218,7 @@ impl ExtentMap {
     ///
     /// # Panics
     /// If a covered extent is newer, or the map would exceed its capacity.
+    #[must_use = "the rest of the extent may have to be inserted by further calls"]
     pub fn insert(&mut self, extent: Extent, max_displaced: usize) -> u32 {
         assert!(extent.sectors > 0, "an extent has at least one sector");
         assert!(

@@ -125,6 +125,15 @@ impl Random {
     }
 }
 
+/// Inserts `extent` in one call.
+fn put(map: &mut ExtentMap, extent: Extent, max_displaced: usize) {
+    assert_eq!(
+        map.insert(extent, max_displaced),
+        extent.sectors,
+        "{extent:?} goes in at once"
+    );
+}
+
 /// Inserts all of `extent` in calls that displace up to `max_displaced`, and checks what each call
 /// promises.
 fn insert_all(map: &mut ExtentMap, extent: Extent, max_displaced: usize) {
@@ -235,8 +244,8 @@ fn check_lookups(first: &(u64, u64), second: &(u64, u64), ranges: &[(u64, u64)])
 #[test]
 fn a_hole_punched_into_an_extent_leaves_both_sides_with_their_own_bytes() {
     let mut map = ExtentMap::with_capacity(8);
-    map.insert(write(100, 50, 1), 1);
-    map.insert(extent(110, 10, 2, Place::Zeroes), 1);
+    put(&mut map, write(100, 50, 1), 1);
+    put(&mut map, extent(110, 10, 2, Place::Zeroes), 1);
     let Place::Payload(pos) = write(100, 50, 1).place else {
         unreachable!("a write has payload")
     };
@@ -249,6 +258,39 @@ fn a_hole_punched_into_an_extent_leaves_both_sides_with_their_own_bytes() {
             extent(120, 30, 1, Place::Payload(Pos(pos.0 + 20 * 512))),
         ]
     );
+}
+
+#[test]
+fn neighbours_join_only_if_they_are_one_request_and_contiguous_in_the_ring() {
+    let middle = extent(100, 10, 5, Place::Payload(Pos(1 << 20)));
+    let behind = |seq, pos| extent(110, 4, seq, Place::Payload(Pos(pos)));
+    let before = |seq, pos| extent(96, 4, seq, Place::Payload(Pos(pos)));
+    let next = (1 << 20) + 10 * 512;
+    let previous = (1 << 20) - 4 * 512;
+    for (neighbour, joined) in [
+        (behind(5, next), Some(extent(100, 14, 5, middle.place))),
+        (behind(5, next + 512), None),
+        (behind(6, next), None),
+        (
+            before(5, previous),
+            Some(extent(96, 14, 5, Place::Payload(Pos(previous)))),
+        ),
+        (before(5, previous - 512), None),
+        (before(6, previous), None),
+        (extent(110, 4, 5, Place::Zeroes), None),
+        (extent(111, 4, 5, Place::Payload(Pos(next + 512))), None),
+    ] {
+        let mut map = ExtentMap::with_capacity(4);
+        put(&mut map, middle, 1);
+        put(&mut map, neighbour, 1);
+        map.check_invariants();
+        let mut expected = match joined {
+            Some(joined) => vec![joined],
+            None => vec![middle, neighbour],
+        };
+        expected.sort_by_key(|held| held.lba);
+        assert_eq!(map.iter().collect::<Vec<_>>(), expected);
+    }
 }
 
 #[test]
@@ -290,16 +332,16 @@ fn the_last_addresses_and_the_longest_extent_are_held_whole() {
 #[should_panic(expected = "would cover the newer")]
 fn an_insert_over_a_newer_extent_is_our_bug() {
     let mut map = ExtentMap::with_capacity(8);
-    map.insert(write(100, 50, 2), 1);
-    map.insert(write(120, 8, 1), 1);
+    put(&mut map, write(100, 50, 2), 1);
+    put(&mut map, write(120, 8, 1), 1);
 }
 
 #[test]
 #[should_panic(expected = "would cover the newer")]
 fn an_insert_of_the_same_range_over_a_newer_extent_is_our_bug() {
     let mut map = ExtentMap::with_capacity(8);
-    map.insert(write(100, 8, 2), 1);
-    map.insert(write(100, 8, 1), 1);
+    put(&mut map, write(100, 8, 2), 1);
+    put(&mut map, write(100, 8, 1), 1);
 }
 
 #[test]
@@ -307,7 +349,7 @@ fn an_insert_of_the_same_range_over_a_newer_extent_is_our_bug() {
 fn an_insert_beyond_the_capacity_is_our_bug() {
     let mut map = ExtentMap::with_capacity(4);
     for seq in 0..5 {
-        map.insert(write(seq * 8, 4, seq), 1);
+        put(&mut map, write(seq * 8, 4, seq), 1);
     }
 }
 
@@ -315,7 +357,7 @@ fn an_insert_beyond_the_capacity_is_our_bug() {
 #[should_panic(expected = "is not at a sector of the ring")]
 fn a_payload_off_the_sectors_of_the_ring_is_our_bug() {
     let mut map = ExtentMap::with_capacity(4);
-    map.insert(extent(0, 8, 1, Place::Payload(Pos(513))), 1);
+    put(&mut map, extent(0, 8, 1, Place::Payload(Pos(513))), 1);
 }
 
 // Random histories.
@@ -417,7 +459,7 @@ impl History {
     fn request(&mut self, lba: u64, sectors: u32, zeroes: Option<Place>, max_displaced: usize) {
         let seq = self.last.seq.0 + 1;
         let sectors = sectors.min(u32::try_from(DEVICE - lba).expect("small"));
-        self.put(
+        self.accept(
             extent(
                 lba,
                 sectors,
@@ -428,7 +470,7 @@ impl History {
         );
     }
 
-    fn put(&mut self, request: Extent, max_displaced: usize) {
+    fn accept(&mut self, request: Extent, max_displaced: usize) {
         insert_all(&mut self.map, request, max_displaced);
         self.device.write(&request);
         self.last = request;
@@ -464,7 +506,7 @@ impl History {
                 if sectors > 0 {
                     let place = self.last.place.advanced(u64::from(self.last.sectors));
                     let sectors = u32::try_from(sectors).expect("small");
-                    self.put(extent(at, sectors, self.last.seq.0, place), ALL);
+                    self.accept(extent(at, sectors, self.last.seq.0, place), ALL);
                 }
             }
             Step::Release {
@@ -656,7 +698,7 @@ fn hold_at_capacity(extents: u64, name: &str, order: &[u64], mut victim: impl Fn
     let bytes = map.memory_bytes();
     let mut seq = 1;
     for slot in order {
-        map.insert(write(slot * 8, 4, seq), 1);
+        put(&mut map, write(slot * 8, 4, seq), 1);
         seq += 1;
     }
     assert_eq!(map.len(), map.capacity(), "{name}: the map is full");
@@ -679,7 +721,7 @@ fn hold_at_capacity(extents: u64, name: &str, order: &[u64], mut victim: impl Fn
             lba += 4;
         }
         seq += 1;
-        map.insert(write(lba, 4, seq), 1);
+        put(&mut map, write(lba, 4, seq), 1);
         assert_eq!(map.len(), map.capacity(), "{name}: the map is full again");
         if step % (extents / 16) == 0 {
             map.check_invariants();
@@ -735,7 +777,7 @@ fn every_capacity_around_a_new_node_can_be_used_up_in_any_order() {
         for turn in ["ascending", "descending", "shuffled", "shuffled again"] {
             let mut map = ExtentMap::with_capacity(index(extents));
             for (seq, slot) in (1..).zip(&order) {
-                map.insert(write(slot * 8, 8, seq), 1);
+                put(&mut map, write(slot * 8, 8, seq), 1);
             }
             map.check_invariants();
             assert_eq!(map.len(), index(extents), "{turn}");
@@ -762,7 +804,7 @@ fn a_map_that_grows_whenever_it_is_full_keeps_what_it_holds() {
             map.grow(map.capacity() + 1 + index(random.below(200)));
             map.check_invariants();
         }
-        map.insert(write(slot * 8, 8, slot + 1), 1);
+        put(&mut map, write(slot * 8, 8, slot + 1), 1);
     }
     map.check_invariants();
     let expected: Vec<Extent> = (0..EXTENTS)
@@ -780,7 +822,7 @@ fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
     let mut seq = 0;
     for slot in 0..EXTENTS {
         seq += 1;
-        map.insert(write(slot * 8, 4, seq), 1);
+        put(&mut map, write(slot * 8, 4, seq), 1);
     }
     let free = map.tree.free_leaves();
     assert!(
@@ -792,10 +834,10 @@ fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
         for leaf in 0..EXTENTS / 32 {
             let lba = (leaf * 32 + round) * 8;
             seq += 1;
-            map.insert(extent(lba, 4, seq, Place::Zeroes), 1);
+            put(&mut map, extent(lba, 4, seq, Place::Zeroes), 1);
             map.release_through(Lba(lba), Seq(seq), 1);
             seq += 1;
-            map.insert(write(lba, 4, seq), 1);
+            put(&mut map, write(lba, 4, seq), 1);
         }
         map.check_invariants();
     }
@@ -808,7 +850,7 @@ fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
     assert!(map.is_empty(), "everything was released");
     for slot in (0..EXTENTS).rev() {
         seq += 1;
-        map.insert(write(slot * 8, 4, seq), 1);
+        put(&mut map, write(slot * 8, 4, seq), 1);
     }
     map.check_invariants();
 }
@@ -821,7 +863,7 @@ fn a_discard_over_a_hundred_thousand_extents_goes_on_over_many_calls() {
     const STEP: usize = 256;
     let mut map = ExtentMap::with_capacity(index(EXTENTS) + 2);
     for slot in 0..EXTENTS {
-        map.insert(write(slot * 16 + 3, 8, slot + 1), 1);
+        put(&mut map, write(slot * 16 + 3, 8, slot + 1), 1);
     }
     // It cuts the first and the last one, and swallows the others.
     let discard = extent(
@@ -871,7 +913,7 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
     let mut random = Random(seed);
     let mut map = ExtentMap::with_capacity(index(2 * EXTENTS));
     for seq in 1..=EXTENTS {
-        map.insert(write(random.below(8 * EXTENTS), 4, seq), 8);
+        put(&mut map, write(random.below(8 * EXTENTS), 4, seq), 8);
     }
     let through = Seq(EXTENTS / 2);
     let old: Vec<Extent> = map.iter().filter(|held| held.seq <= through).collect();
@@ -897,7 +939,7 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
         for _ in 0..10 {
             if cursor.lba().0 > 8 {
                 seq += 1;
-                map.insert(write(random.below(cursor.lba().0 - 4), 4, seq), 8);
+                put(&mut map, write(random.below(cursor.lba().0 - 4), 4, seq), 8);
             }
         }
     }
@@ -913,6 +955,57 @@ fn a_sweep_in_budgeted_turns_finds_what_a_filter_finds_while_newer_writes_come_i
         map.iter().all(|held| held.seq > through),
         "nothing old is left"
     );
+}
+
+#[test]
+fn a_cursor_notices_every_change_between_two_steps() {
+    const EXTENTS: u64 = 150;
+    const NEWEST: Seq = Seq(u64::MAX);
+    type Change = fn(&mut ExtentMap, u64);
+    let changes: [(&str, Change); 6] = [
+        ("a release behind the cursor", |map, lba| {
+            map.release_through(Lba(lba - 16), NEWEST, 1);
+        }),
+        ("a release at the cursor", |map, lba| {
+            map.release_through(Lba(lba), NEWEST, 1);
+        }),
+        ("a release of everything", |map, _| {
+            map.release_through(Lba(0), NEWEST, ALL);
+        }),
+        ("a write behind the cursor", |map, lba| {
+            put(map, write(lba - 8, 2, 1000), 1);
+        }),
+        ("a write over the cursor", |map, lba| {
+            put(map, write(lba - 1, 9, 1000), 9);
+        }),
+        ("a write exactly over an old one", |map, lba| {
+            put(map, write(lba, 8, 1000), 1);
+        }),
+    ];
+    for (name, change) in changes {
+        for stop in 2..EXTENTS {
+            let mut map = ExtentMap::with_capacity(index(EXTENTS) + 2);
+            for slot in 0..EXTENTS {
+                put(&mut map, write(slot * 16, 8, slot), 1);
+            }
+            let lba = stop * 16;
+            // The cursor stands inside the extent at `lba`, and has found its entry already.
+            let mut cursor = Cursor::at(Lba(lba + 4));
+            assert_eq!(
+                map.sweep(&mut cursor, NEWEST, &mut 0),
+                Sweep::Continue(Lba(lba + 4))
+            );
+            change(&mut map, lba);
+            for _ in 0..3 {
+                let expected = map.next_through(cursor.lba(), NEWEST, ALL);
+                assert_eq!(
+                    map.sweep(&mut cursor, NEWEST, &mut ALL.clone()),
+                    expected,
+                    "{name}, {stop}"
+                );
+            }
+        }
+    }
 }
 
 /// Also the measurement: `cargo test --release million -- --nocapture` prints the nanoseconds of
@@ -933,7 +1026,7 @@ fn a_million_extents_are_inserted_replaced_found_swept_and_released() {
     timed("insert at random", EXTENTS, || {
         for slot in &slots {
             seq += 1;
-            map.insert(write(slot * 8, 8, seq), 64);
+            put(&mut map, write(slot * 8, 8, seq), 64);
             newest[index(*slot)] = seq;
         }
     });
@@ -941,14 +1034,14 @@ fn a_million_extents_are_inserted_replaced_found_swept_and_released() {
     timed("replace at random", EXTENTS, || {
         for slot in &slots {
             seq += 1;
-            map.insert(write(slot * 8, 8, seq), 64);
+            put(&mut map, write(slot * 8, 8, seq), 64);
             newest[index(*slot)] = seq;
         }
     });
     random.shuffle(&mut slots);
     timed("replace half of an extent, and it again", EXTENTS, || {
         for slot in slots.iter().take(slots.len() / 2) {
-            map.insert(write(slot * 8, 8, seq + 1), 64);
+            put(&mut map, write(slot * 8, 8, seq + 1), 64);
             seq += 1;
             newest[index(*slot)] = seq;
         }
