@@ -1,0 +1,244 @@
+//! `ujournal label`: writes a new array, after looking at everything that it would overwrite.
+//!
+//! 1. Everything is opened, fenced and looked at. Whatever is wrong ends it here, and nothing has changed.
+//! 2. The ring of a journal file is filled with zeroes: unwritten extents would make every record slow.
+//! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
+
+use super::from_disk;
+use super::open::{open_parts, placement_of};
+use crate::config::{Config, Journal};
+use crate::control::progress::{Progress, ProgressSink, Stage};
+use crate::disk::Disk;
+use crate::disk::fill::fill_with_zeroes;
+use crate::disk::identity::Kind;
+use crate::disk::part::{Access, Part};
+use crate::disk::probe::probe;
+use crate::journal::ArrayUuid;
+use crate::journal::assemble::{Label, LabelError, read_copies};
+use crate::journal::geometry::{
+    Geometry, Placement, Shape, ShapeError, journal_size_min, ring_size_min,
+};
+use crate::journal::superblock::{Cleanliness, Phase, Superblock, SuperblockError};
+use crate::outcome::{Failure, sentence};
+use crate::units::{Epoch, Offset};
+
+/// Whether what a part carries may be overwritten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Force {
+    /// Only nothing, or an interrupted label of the same array.
+    No,
+    /// Anything.
+    Yes,
+}
+
+/// What was labelled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Labelled {
+    /// The array's name.
+    pub name: String,
+    /// Its identity.
+    pub uuid: ArrayUuid,
+    /// Bytes of the device that it will expose.
+    pub size: u64,
+    /// Bytes of the ring.
+    pub ring: u64,
+}
+
+/// Labels the array that `config` describes.
+///
+/// # Errors
+/// If a part is not there, too small, in use, or carries something and `force` does not allow it.
+pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<Labelled, Failure> {
+    let mut parts = open_parts(config, Access::ReadWrite, progress)?;
+    let shape = shape_of(config, &parts)?;
+    let geometry = Geometry::new(shape).map_err(|error| too_small(&error, &parts))?;
+    let least = ring_size_min(config.device.max_io);
+    assert!(
+        geometry.ring.size() >= least,
+        "the size of the journal was checked"
+    );
+    check_blocks(config, &parts)?;
+    let interrupted = interrupted_labels(config, &mut parts)?;
+    for part in &mut parts {
+        check_blank(part, force, &interrupted)?;
+    }
+    fill_journal_file(&mut parts, &geometry, progress)?;
+
+    let uuid = ArrayUuid(*uuid::Uuid::new_v4().as_bytes());
+    let wanted = Label {
+        uuid,
+        name: config.name.as_str().to_owned(),
+        shape,
+        block_size: config.device.block_size.bytes(),
+    };
+    let disks = parts
+        .into_iter()
+        .map(|part| Box::new(part) as Box<dyn Disk>)
+        .collect();
+    crate::journal::assemble::label(disks, &wanted).map_err(|error| match error {
+        LabelError::Shape(error) => Failure::refused(sentence(&error)),
+        LabelError::Disk(error) => from_disk(&error),
+    })?;
+    Ok(Labelled {
+        name: wanted.name,
+        uuid,
+        size: geometry.data.size(),
+        ring: geometry.ring.size(),
+    })
+}
+
+fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
+    let members = config.data.members.len();
+    let member_size = parts[..members]
+        .iter()
+        .map(Disk::size)
+        .min()
+        .expect("an array has a member");
+    let (placement, journal_size) = match &config.journal {
+        Journal::Attached { size, placement } => (placement_of(*placement), *size),
+        Journal::Detached { size, .. } => {
+            let disk = parts[members].size();
+            let size = size.unwrap_or(disk);
+            if size > disk {
+                return Err(Failure::refused(format!(
+                    "{}: has {disk} bytes, but journal.size is {size}: lower it, or leave it out to use all",
+                    parts[members].path().display()
+                )));
+            }
+            let least = journal_size_min(Placement::Detached, 1, 0, config.device.max_io);
+            if size < least {
+                return Err(Failure::refused(format!(
+                    "{}: has {size} bytes, but a journal for requests of {} bytes needs at least {least}: give it a \
+                     larger disk, or lower device.max_io",
+                    parts[members].path().display(),
+                    config.device.max_io
+                )));
+            }
+            (Placement::Detached, size)
+        }
+    };
+    let members = u8::try_from(members).expect("at most 32 members");
+    Ok(Shape {
+        members,
+        chunk: config.data.chunk,
+        member_size,
+        placement,
+        journal_size,
+    })
+}
+
+/// The file alone has shown that an attached journal is large enough: what is left is a member that is not.
+fn too_small(error: &ShapeError, parts: &[Part]) -> Failure {
+    match error {
+        ShapeError::MemberTooSmall { found, needed } => {
+            let smallest = parts
+                .iter()
+                .find(|part| part.size() == *found)
+                .expect("the shape was computed from it");
+            Failure::refused(format!(
+                "{}: has {found} bytes, each member of this array needs at least {needed}",
+                smallest.path().display()
+            ))
+        }
+        ShapeError::JournalTooSmall { .. } => Failure::refused(sentence(error)),
+    }
+}
+
+/// A member must be able to write every block of the device; the journal is written in frames.
+fn check_blocks(config: &Config, parts: &[Part]) -> Result<(), Failure> {
+    let block = u64::from(config.device.block_size.bytes());
+    for part in &parts[..config.data.members.len()] {
+        let found = part.limits().block_size;
+        if found > block {
+            return Err(Failure::refused(format!(
+                "{}: its blocks have {found} bytes, but device.block_size is {block}: set it to {found}",
+                part.path().display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The labels of this name that did not come to their end. Its last step makes one part after the other
+/// ready: those that it reached say nothing of the interruption, but the others do.
+fn interrupted_labels(config: &Config, parts: &mut [Part]) -> Result<Vec<ArrayUuid>, Failure> {
+    let mut found = Vec::new();
+    for part in parts {
+        let copies = read_copies(part).map_err(|error| from_disk(&error))?;
+        let forming = copies
+            .into_iter()
+            .flatten()
+            .filter(|sb| sb.phase == Phase::Forming && sb.name == config.name.as_str());
+        found.extend(forming.map(|sb| sb.uuid));
+    }
+    Ok(found)
+}
+
+/// Refuses a part that carries something, unless that may be overwritten.
+fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Result<(), Failure> {
+    let path = part.path().display().to_string();
+    let copies = read_copies(part).map_err(|error| from_disk(&error))?;
+    for copy in &copies {
+        match copy {
+            Ok(sb) if force == Force::No => check_superblock(&path, sb, interrupted)?,
+            Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_))
+                if force == Force::No =>
+            {
+                return Err(Failure::refused(format!(
+                    "{path}: carries an array of a newer version of ujournal; label --force overwrites it"
+                )));
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+    let found = probe(part).map_err(|error| from_disk(&error))?;
+    match found.first() {
+        Some(found) if force == Force::No => Err(Failure::refused(format!(
+            "{path}: carries {found}; label --force overwrites it",
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn check_superblock(path: &str, sb: &Superblock, interrupted: &[ArrayUuid]) -> Result<(), Failure> {
+    // An array that never had a life holds nothing.
+    if interrupted.contains(&sb.uuid) && sb.epoch == Epoch(0) {
+        return Ok(());
+    }
+    let state = match (sb.phase, sb.cleanliness) {
+        (Phase::Forming, _) => "whose label was interrupted",
+        (Phase::Ready, Cleanliness::Clean) => "which was stopped cleanly",
+        (Phase::Ready, Cleanliness::Dirty) => {
+            "which was NOT stopped cleanly: its journal may be needed"
+        }
+    };
+    Err(Failure::refused(format!(
+        "{path}: is {} of the ujournal array {} ({}), {state}; label --force overwrites it",
+        sb.role, sb.name, sb.uuid
+    )))
+}
+
+/// Writes zeroes over the ring where it lies in files. It also finds out whether there is space for it.
+fn fill_journal_file(
+    parts: &mut [Part],
+    geometry: &Geometry,
+    progress: &ProgressSink,
+) -> Result<(), Failure> {
+    let runs: Vec<_> = geometry.ring.runs(0, geometry.ring.size()).collect();
+    let total: u64 = runs.iter().map(|run| run.len).sum();
+    let mut before = 0;
+    for run in runs {
+        let part = &mut parts[run.part.index()];
+        if part.kind() == Kind::File {
+            let name = part.path().display().to_string();
+            let range = run.offset..Offset(run.offset.0 + run.len);
+            fill_with_zeroes(part, range, &mut |step| {
+                let report = Progress::new(Stage::Zero, before + step.done, total);
+                progress.report(report.of_part(name.clone()));
+            })
+            .map_err(|error| from_disk(&error))?;
+        }
+        before += run.len;
+    }
+    Ok(())
+}

@@ -1,0 +1,359 @@
+//! `ujournal start`: from a configuration to a device that answers.
+//!
+//! The order is that of the fence: locks on every part, superblocks, the takeover of a live device if it
+//! is ours, and only then the flush and the scan of the journal ([`crate::engine::recovery`]). A process
+//! that wants to run in the background has forked before it comes here.
+
+use super::open::{Opened, open, wait_for_parts};
+use super::settings::{Requests, any_rotating, commit_of, machine_memory, settings};
+use super::{from_recovery, scan_reports};
+use crate::config::Config;
+use crate::control::port::RingCommands;
+use crate::control::progress::ProgressSink;
+use crate::control::status::{DeviceStatus, Difference, Facts, PartStatus, Recovery, StartKind};
+use crate::disk::buffer::Residency;
+use crate::disk::part::Access;
+use crate::engine::Engine;
+use crate::engine::recovery::{self, Errors, Report};
+use crate::engine::settings::Commit;
+use crate::journal::assemble::Set;
+use crate::journal::geometry::{Geometry, ring_size_min};
+use crate::journal::record::RecordError;
+use crate::outcome::{Failure, sentence};
+use crate::serve::server::ArrayServer;
+use crate::ublk::{Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find};
+use crate::units::{KIB, MIB};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The largest discard or write-zeroes, and what they are aligned to.
+const ZEROING: Zeroing = Zeroing {
+    granularity: 4096,
+    discard_max: 1 << 30,
+    write_zeroes_max: 1 << 30,
+};
+
+/// Read-ahead: at least this on rotating members, and never more than that.
+const READ_AHEAD_ROTATING_KIB: u64 = 4096;
+const READ_AHEAD_MAX_KIB: u64 = 16384;
+
+/// How to start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Options {
+    /// How long to wait for parts that are not there.
+    pub wait: Duration,
+    /// Leave the FAILED state, now that the operator knows of it.
+    pub clear_error: bool,
+}
+
+/// An array that is being served.
+#[derive(Debug)]
+pub struct Running {
+    /// The device and its queue thread.
+    pub serving: Serving<ArrayServer>,
+    /// The parts, for what is written when it ends.
+    pub set: Set,
+    /// What does not change while it runs.
+    pub facts: Facts,
+}
+
+/// Brings the array that `config` describes up. `ended` is called when the queue thread has ended.
+///
+/// # Errors
+/// If the machine has no ublk, a part is missing, in use or foreign, or acknowledged data is damaged.
+pub fn bring_up(
+    config: &Config,
+    options: Options,
+    commands: RingCommands,
+    ended: impl FnOnce() + Send + 'static,
+    progress: &ProgressSink,
+) -> Result<Running, Failure> {
+    let began = Instant::now();
+    // Whether there is a driver at all is known before anything is touched.
+    find().map_err(|error| Failure::failed(sentence(&error)))?;
+    wait_for_parts(config, options.wait, progress)?;
+    let Opened {
+        mut set,
+        files,
+        limits,
+        paths,
+    } = open(config, Access::ReadWrite, progress)?;
+    let ring_size = set.geometry.ring.size();
+    let uuid = set.journal().uuid;
+
+    let live = find_ours(&set)?;
+    let takeover = live
+        .as_ref()
+        .map(|found| Device::recover(found.id))
+        .transpose();
+    let takeover = takeover.map_err(|error| Failure::failed(sentence(&error)))?;
+    // What the live device says wins over the file until the next clean start.
+    let requests = match &takeover {
+        Some(device) => requests_of(device.parameters()),
+        None => Requests {
+            depth: config.device.queue_depth,
+            max_io: config.device.max_io,
+            commit: commit_of(config.commit.sync),
+        },
+    };
+    if ring_size < ring_size_min(requests.max_io) {
+        return Err(Failure::refused(format!(
+            "{}: device.max_io is {}, for which the ring must have {} bytes, but it has {ring_size}: lower it",
+            config.file.display(),
+            requests.max_io,
+            ring_size_min(requests.max_io)
+        )));
+    }
+    let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
+    let (depth, operations, window) = (settings.queue_depth, settings.ios, settings.window);
+    let errors = if options.clear_error {
+        Errors::Cleared
+    } else {
+        Errors::Kept
+    };
+    let (recovered, report) = recovery::open(
+        &mut set,
+        settings.extents,
+        settings.round,
+        errors,
+        &mut scan_reports(progress),
+    )
+    .map_err(|error| from_recovery(&error))?;
+    let engine = Engine::new(
+        settings,
+        set.geometry.clone(),
+        uuid,
+        recovered,
+        Residency::Locked,
+    )
+    .map_err(|error| Failure::failed(sentence(&error)))?;
+    #[cfg_attr(
+        not(feature = "broken-flush"),
+        expect(unused_mut, reason = "only a broken build changes it")
+    )]
+    let mut server = ArrayServer::new(engine, files, commands, depth, operations);
+    #[cfg(feature = "broken-flush")]
+    {
+        tracing::error!("this build does not flush its journal: it is made to lose data");
+        server.break_flushes(set.geometry.journal_parts());
+    }
+
+    let kind = match (&takeover, report.was_clean) {
+        (Some(_), _) => StartKind::Takeover,
+        (None, true) => StartKind::Clean,
+        (None, false) => StartKind::Recovery,
+    };
+    let device = match takeover {
+        Some(device) => device,
+        None => Device::create(&parameters(config, &set, &limits))
+            .map_err(|error| Failure::failed(sentence(&error)))?,
+    };
+    let differs = differences(config, device.parameters());
+    let id = device.id();
+    let serving = device
+        .serve(server, ended)
+        .map_err(|error| Failure::failed(sentence(&error)))?;
+    let media = device_is_rotating(&set, &limits);
+    let tuning = Tuning {
+        read_ahead_kib: read_ahead(&set.geometry, media),
+    };
+    if let Err(error) = serving.start(&tuning) {
+        give_up(serving, kind);
+        return Err(Failure::failed(sentence(&error)));
+    }
+
+    let recovery = describe(&set, &report, kind, began.elapsed());
+    let facts = Facts {
+        name: config.name.as_str().to_owned(),
+        uuid: uuid::Uuid::from_bytes(uuid.0),
+        epoch: report.epoch,
+        started: SystemTime::now(),
+        device: DeviceStatus {
+            block: PathBuf::from(format!("/dev/ublkb{id}")),
+            link: PathBuf::from(format!("/dev/ujournal/{}", config.name)),
+            size: set.geometry.data.size(),
+            block_size: set.journal().block_size,
+        },
+        parts: set
+            .superblocks
+            .iter()
+            .zip(paths)
+            .map(|(sb, path)| PartStatus {
+                role: sb.role.to_string(),
+                path,
+            })
+            .collect(),
+        journal_size: ring_size,
+        extents_limit: config.memory.extents,
+        window_size: window,
+        recovery: Some(recovery),
+        differs,
+    };
+    Ok(Running {
+        serving,
+        set,
+        facts,
+    })
+}
+
+/// Takes a new device away that could not be started; nothing was answered yet, so nothing is lost. One
+/// that was to be taken over stays for the next try: somebody may have a filesystem on it.
+fn give_up(serving: Serving<ArrayServer>, kind: StartKind) {
+    if kind == StartKind::Takeover {
+        serving.detach();
+        return;
+    }
+    let id = serving.id();
+    if let Err(error) = serving.stop() {
+        tracing::error!("the device cannot be stopped: {}", sentence(&error));
+    }
+    let (_, ended) = serving.join();
+    for result in [ended.map(drop), Device::delete(id)] {
+        if let Err(error) = result {
+            tracing::error!("the device cannot be removed: {}", sentence(&error));
+        }
+    }
+}
+
+/// Our device, if the kernel still has it from a daemon that died. What was stopped and not removed goes.
+fn find_ours(set: &Set) -> Result<Option<Found>, Failure> {
+    let sb = set.journal();
+    let identity = sb.uuid.device_flags();
+    let devices = find().map_err(|error| Failure::failed(sentence(&error)))?;
+    for found in devices
+        .into_iter()
+        .filter(|found| found.parameters.identity == identity)
+    {
+        if found.state == State::Dead {
+            Device::delete(found.id).map_err(|error| Failure::failed(sentence(&error)))?;
+            continue;
+        }
+        let (size, block) = (set.geometry.data.size(), sb.block_size);
+        if found.parameters.size != size || found.parameters.block_size != block {
+            return Err(Failure::refused(format!(
+                "/dev/ublkb{} carries this array's identity, but has {} bytes in blocks of {}, expected {size} in \
+                 blocks of {block}: it is not this array's device",
+                found.id, found.parameters.size, found.parameters.block_size
+            )));
+        }
+        return Ok(Some(found));
+    }
+    Ok(None)
+}
+
+fn requests_of(live: &Parameters) -> Requests {
+    let commit = match live.cache {
+        Cache::WriteThrough => Commit::Always,
+        Cache::Volatile | Cache::VolatileWithFua => Commit::Flush,
+    };
+    Requests {
+        depth: live.depth,
+        max_io: live.max_io.into(),
+        commit,
+    }
+}
+
+fn device_is_rotating(set: &Set, limits: &[crate::disk::limits::PartLimits]) -> Media {
+    if any_rotating(limits, set.geometry.members()) {
+        Media::Rotating
+    } else {
+        Media::Solid
+    }
+}
+
+/// What a new device is told.
+fn parameters(
+    config: &Config,
+    set: &Set,
+    limits: &[crate::disk::limits::PartLimits],
+) -> Parameters {
+    let narrow = |bytes: u64| u32::try_from(bytes).expect("at most some MiB");
+    let zeroes = set
+        .geometry
+        .members()
+        .all(|part| limits[part.index()].zeroes_without_writing);
+    Parameters {
+        identity: set.journal().uuid.device_flags(),
+        depth: config.device.queue_depth,
+        max_io: narrow(config.device.max_io),
+        size: set.geometry.data.size(),
+        block_size: set.journal().block_size,
+        io_min: narrow(set.geometry.shape.chunk),
+        io_opt: narrow(io_opt(&set.geometry)),
+        cache: match commit_of(config.commit.sync) {
+            Commit::Flush => Cache::VolatileWithFua,
+            Commit::Always => Cache::WriteThrough,
+        },
+        media: device_is_rotating(set, limits),
+        zeroing: zeroes.then_some(ZEROING),
+    }
+}
+
+/// A stripe, rounded up to a power of two, at least 1 MiB.
+fn io_opt(geometry: &Geometry) -> u64 {
+    (geometry.shape.chunk * u64::from(geometry.shape.members))
+        .next_power_of_two()
+        .max(MIB)
+}
+
+fn read_ahead(geometry: &Geometry, media: Media) -> u32 {
+    let twice = 2 * io_opt(geometry) / KIB;
+    let least = if media == Media::Rotating {
+        READ_AHEAD_ROTATING_KIB
+    } else {
+        0
+    };
+    u32::try_from(twice.max(least).min(READ_AHEAD_MAX_KIB)).expect("16 MiB at most")
+}
+
+fn differences(config: &Config, live: &Parameters) -> Vec<Difference> {
+    let requests = requests_of(live);
+    let wanted = commit_of(config.commit.sync);
+    let words = |commit| {
+        if commit == Commit::Flush {
+            "flush"
+        } else {
+            "always"
+        }
+    };
+    let pairs = [
+        (
+            "device.queue_depth",
+            config.device.queue_depth.to_string(),
+            requests.depth.to_string(),
+        ),
+        (
+            "device.max_io",
+            config.device.max_io.to_string(),
+            requests.max_io.to_string(),
+        ),
+        (
+            "commit.sync",
+            words(wanted).to_owned(),
+            words(requests.commit).to_owned(),
+        ),
+    ];
+    let differing = pairs.into_iter().filter(|(_, file, live)| file != live);
+    differing
+        .map(|(key, file, live)| Difference {
+            key: key.to_owned(),
+            file,
+            live,
+        })
+        .collect()
+}
+
+fn describe(set: &Set, report: &Report, kind: StartKind, took: Duration) -> Recovery {
+    let silent = report.dropped == 0 && report.ended_by == RecordError::Absent;
+    Recovery {
+        array: set.journal().name.clone(),
+        epoch: report.epoch.0,
+        kind,
+        durable_seq: report.durable.to_string(),
+        kept_seq: report.kept.to_string(),
+        records_replayed: report.records,
+        records_dropped: report.dropped,
+        dropped_because: (!silent).then(|| report.ended_by.to_string()),
+        ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+    }
+}

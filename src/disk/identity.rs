@@ -1,0 +1,270 @@
+//! Which thing a path really means.
+//!
+//! Two paths may lead to one disk: a symbolic link, a second device node, a hard link. What tells is
+//! the number that the kernel gives: of the device itself, or of the filesystem and the file in it.
+
+use super::error::PartError;
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The kernel's number of a block device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceNumber {
+    /// The driver.
+    pub major: u32,
+    /// Which of its devices.
+    pub minor: u32,
+}
+
+impl DeviceNumber {
+    fn from_raw(device: u64) -> DeviceNumber {
+        DeviceNumber {
+            major: rustix::fs::major(device),
+            minor: rustix::fs::minor(device),
+        }
+    }
+}
+
+impl fmt::Display for DeviceNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// The text is not of the form `major:minor`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected a device number like 8:16")]
+pub struct NotADeviceNumber;
+
+impl FromStr for DeviceNumber {
+    type Err = NotADeviceNumber;
+
+    fn from_str(text: &str) -> Result<DeviceNumber, NotADeviceNumber> {
+        let (major, minor) = text.trim().split_once(':').ok_or(NotADeviceNumber)?;
+        let number = |text: &str| text.parse().map_err(|_| NotADeviceNumber);
+        Ok(DeviceNumber {
+            major: number(major)?,
+            minor: number(minor)?,
+        })
+    }
+}
+
+/// What a part is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A block device.
+    BlockDevice,
+    /// A regular file.
+    File,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::BlockDevice => "block device",
+            Kind::File => "file",
+        })
+    }
+}
+
+/// The same for two paths iff they lead to the same thing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Identity {
+    /// A block device (`st_rdev`).
+    Device(DeviceNumber),
+    /// A file (`st_dev` and `st_ino`).
+    File {
+        /// The filesystem that it is on.
+        filesystem: DeviceNumber,
+        /// Its number there.
+        inode: u64,
+    },
+}
+
+impl Identity {
+    /// Of what `metadata` describes, or what that is if it can be no part.
+    pub fn of(metadata: &Metadata) -> Result<Identity, &'static str> {
+        let file_type = metadata.file_type();
+        if file_type.is_block_device() {
+            Ok(Identity::Device(DeviceNumber::from_raw(metadata.rdev())))
+        } else if file_type.is_file() {
+            Ok(Identity::File {
+                filesystem: DeviceNumber::from_raw(metadata.dev()),
+                inode: metadata.ino(),
+            })
+        } else if file_type.is_dir() {
+            Err("directory")
+        } else if file_type.is_char_device() {
+            Err("character device")
+        } else {
+            Err("pipe or socket")
+        }
+    }
+
+    /// A block device or a file.
+    pub fn kind(self) -> Kind {
+        match self {
+            Identity::Device(_) => Kind::BlockDevice,
+            Identity::File { .. } => Kind::File,
+        }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Identity::Device(number) => write!(f, "block device {number}"),
+            Identity::File { filesystem, inode } => {
+                write!(f, "inode {inode} of filesystem {filesystem}")
+            }
+        }
+    }
+}
+
+/// A path that was looked at, but not opened: nothing was read from what it leads to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Located {
+    /// As it was given.
+    pub path: PathBuf,
+    /// Without symbolic links.
+    pub canonical: PathBuf,
+    /// What it leads to.
+    pub identity: Identity,
+    /// Bytes in a file; 0 for a block device, which only tells once it is open.
+    pub file_size: u64,
+}
+
+impl Located {
+    /// Looks at `path`.
+    pub fn find(path: &Path) -> Result<Located, PartError> {
+        let looked =
+            fs::canonicalize(path).and_then(|canonical| Ok((fs::metadata(&canonical)?, canonical)));
+        let (metadata, canonical) = looked.map_err(|source| cannot_open(path, source))?;
+        let identity = Identity::of(&metadata).map_err(|found| PartError::NotAPart {
+            path: path.into(),
+            found,
+        })?;
+        let file_size = match identity.kind() {
+            Kind::BlockDevice => 0,
+            Kind::File => metadata.len(),
+        };
+        Ok(Located {
+            path: path.into(),
+            canonical,
+            identity,
+            file_size,
+        })
+    }
+}
+
+/// The error for a path that did not open, absent things told from refused ones.
+pub(super) fn cannot_open(path: &Path, source: io::Error) -> PartError {
+    match source.raw_os_error() {
+        // ENXIO and ENODEV: the device node is there, the device is not (an empty loop device, an
+        // unplugged disk).
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
+            PartError::Missing {
+                path: path.into(),
+                source,
+            }
+        }
+        Some(_) | None => PartError::Open {
+            path: path.into(),
+            source,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: equal identities iff the same thing. Method: real files, links and directories.
+
+    use super::*;
+
+    #[test]
+    fn a_file_its_hard_link_and_its_symbolic_link_are_the_same_thing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, b"12345").unwrap();
+        fs::hard_link(&file, folder.path().join("hard")).unwrap();
+        std::os::unix::fs::symlink("file", folder.path().join("soft")).unwrap();
+        fs::write(folder.path().join("other"), b"12345").unwrap();
+
+        let find = |name: &str| Located::find(&folder.path().join(name)).unwrap();
+        assert_eq!(find("file").identity, find("hard").identity);
+        assert_eq!(find("file").identity, find("soft").identity);
+        assert_eq!(find("file").canonical, find("soft").canonical);
+        assert_ne!(find("file").identity, find("other").identity);
+        assert_eq!(find("file").identity.kind(), Kind::File);
+        assert_eq!(find("file").file_size, 5);
+    }
+
+    #[test]
+    fn what_can_be_no_part_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |path: &Path, expected: &str| {
+            let error = Located::find(path).unwrap_err();
+            assert!(
+                matches!(error, PartError::NotAPart { found, .. } if found == expected),
+                "{error}"
+            );
+        };
+        check(folder.path(), "directory");
+        check(Path::new("/dev/null"), "character device");
+        let socket = folder.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        check(&socket, "pipe or socket");
+    }
+
+    #[test]
+    fn an_absent_path_is_missing_and_not_merely_unopenable() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("dangling")).unwrap();
+        for name in ["absent", "absent/below", "dangling"] {
+            let error = Located::find(&folder.path().join(name)).unwrap_err();
+            assert!(
+                matches!(error, PartError::Missing { .. }),
+                "{name}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_device_number_is_read_and_written_the_same_way() {
+        assert_eq!(
+            "8:16\n".parse(),
+            Ok(DeviceNumber {
+                major: 8,
+                minor: 16
+            })
+        );
+        assert_eq!(
+            DeviceNumber {
+                major: 8,
+                minor: 16
+            }
+            .to_string(),
+            "8:16"
+        );
+        for wrong in [
+            "",
+            "8",
+            "8:",
+            ":16",
+            "8:x",
+            "-1:2",
+            "8:16:1",
+            "99999999999:0",
+        ] {
+            assert_eq!(
+                wrong.parse::<DeviceNumber>(),
+                Err(NotADeviceNumber),
+                "{wrong}"
+            );
+        }
+    }
+}

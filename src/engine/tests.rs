@@ -1,0 +1,421 @@
+//! Is the device a byte array when nothing fails?
+//!
+//! Seeded requests against an engine over plain memory; operations end in an order that the seed chooses.
+//! Power cuts and errors are the simulator's business (`sim`).
+
+use super::port::{IoId, Memory, Operation, Port, Segment, Space};
+use super::recovery::{Errors, close, open};
+use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
+use super::settings::{PartLimits, Settings};
+use super::{Close, Engine};
+use crate::disk::buffer::Residency;
+use crate::disk::{Disk, DiskError};
+use crate::journal::ArrayUuid;
+use crate::journal::assemble::{Label, Set, assemble, label};
+use crate::journal::geometry::{Placement, Shape};
+use crate::units::{KIB, Lba, MIB, Offset, PartIndex, SECTOR, to_u64, to_usize};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+#[derive(Clone)]
+struct Ram(Rc<RefCell<Vec<u8>>>);
+
+impl Disk for Ram {
+    fn size(&self) -> u64 {
+        to_u64(self.0.borrow().len())
+    }
+    fn read(&mut self, offset: Offset, buffer: &mut [u8]) -> Result<(), DiskError> {
+        let at = to_usize(offset.0);
+        buffer.copy_from_slice(&self.0.borrow()[at..at + buffer.len()]);
+        Ok(())
+    }
+    fn write(&mut self, offset: Offset, buffer: &[u8]) -> Result<(), DiskError> {
+        let at = to_usize(offset.0);
+        self.0.borrow_mut()[at..at + buffer.len()].copy_from_slice(buffer);
+        Ok(())
+    }
+    fn flush(&mut self) -> Result<(), DiskError> {
+        Ok(())
+    }
+    fn zero(&mut self, offset: Offset, len: u64) -> Result<(), DiskError> {
+        let at = to_usize(offset.0);
+        self.0.borrow_mut()[at..at + to_usize(len)].fill(0);
+        Ok(())
+    }
+    fn name(&self) -> String {
+        "ram".into()
+    }
+}
+
+/// The least generator that does: the seed of a failing case is printed by the assertion.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+enum Pending {
+    Read(Offset, Vec<Segment>),
+    Write(Offset, Vec<u8>),
+    Flush,
+    Zero(Offset, u64, Space),
+}
+
+struct World {
+    disks: Vec<Ram>,
+    /// What the disks cannot zero without writing. The engine was told that they can.
+    cannot_zero: &'static [Space],
+    /// Whether they have said so, and whether they were asked to free space after that.
+    has_refused: bool,
+    freed_afterwards: bool,
+    buffers: Vec<Vec<u8>>,
+    pending: Vec<(IoId, PartIndex, Pending)>,
+    replies: Vec<(Tag, Outcome)>,
+    arena: Vec<u8>,
+}
+
+impl Port for World {
+    fn buffer(&self, tag: Tag) -> &[u8] {
+        &self.buffers[tag.index()]
+    }
+    fn buffer_mut(&mut self, tag: Tag, piece: std::ops::Range<usize>) -> &mut [u8] {
+        &mut self.buffers[tag.index()][piece]
+    }
+    fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
+        let pending = match operation {
+            Operation::Read { offset, segments } => Pending::Read(offset, segments.to_vec()),
+            Operation::Write {
+                offset, segments, ..
+            } => {
+                // The bytes are taken when it ends: they must not change until then.
+                let _ = offset;
+                Pending::Write(offset, encode(segments))
+            }
+            Operation::Flush => Pending::Flush,
+            Operation::Zero { offset, len, space } => {
+                self.freed_afterwards |= self.has_refused && space == Space::Freed;
+                Pending::Zero(offset, len, space)
+            }
+        };
+        self.pending.push((id, part, pending));
+    }
+    fn reply(&mut self, tag: Tag, outcome: Outcome) {
+        self.replies.push((tag, outcome));
+    }
+}
+
+/// Segments as bytes, so that a write can name its memory until it ends.
+fn encode(segments: &[Segment]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for segment in segments {
+        let Memory::Arena(at) = segment.memory else {
+            panic!("writes come from the arena")
+        };
+        bytes.extend_from_slice(&to_u64(at).to_le_bytes());
+        bytes.extend_from_slice(&to_u64(segment.len).to_le_bytes());
+    }
+    bytes
+}
+
+fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
+    let (id, part, pending) = world.pending.swap_remove(which);
+    let disk = &mut world.disks[part.index()];
+    let done = match pending {
+        Pending::Read(mut offset, segments) => {
+            let mut total = 0;
+            for segment in segments {
+                let mut bytes = vec![0; segment.len];
+                disk.read(offset, &mut bytes).unwrap();
+                match segment.memory {
+                    Memory::Arena(at) => engine
+                        .arena_mut()
+                        .range_mut(at..at + segment.len)
+                        .copy_from_slice(&bytes),
+                    Memory::Buffer(tag, at) => {
+                        world.buffers[tag.index()][at..at + segment.len].copy_from_slice(&bytes);
+                    }
+                }
+                offset = offset.plus(to_u64(segment.len));
+                total += to_u64(segment.len);
+            }
+            total
+        }
+        Pending::Write(mut offset, encoded) => {
+            let mut total = 0;
+            for segment in encoded.chunks_exact(16) {
+                let number = |bytes: &[u8]| {
+                    usize::try_from(u64::from_le_bytes(bytes.try_into().unwrap())).unwrap()
+                };
+                let (at, len) = (number(&segment[..8]), number(&segment[8..]));
+                disk.write(offset, engine.arena().range(at..at + len))
+                    .unwrap();
+                offset = offset.plus(to_u64(len));
+                total += to_u64(len);
+            }
+            total
+        }
+        Pending::Flush => 0,
+        Pending::Zero(_, _, space) if world.cannot_zero.contains(&space) => {
+            world.has_refused = true;
+            engine.completed(id, Err(Errno::NOT_SUPPORTED));
+            return;
+        }
+        Pending::Zero(offset, len, _) => {
+            disk.zero(offset, len).unwrap();
+            0
+        }
+    };
+    engine.completed(id, Ok(done));
+}
+
+fn settings(parts: usize, dice: &mut Dice) -> Settings {
+    let limits = PartLimits {
+        io_max: 4096 << dice.below(5),
+        segments_max: 1 + usize::try_from(dice.below(8)).unwrap(),
+        zeroes: true,
+        sync_flushes_all: dice.below(2) == 0,
+    };
+    Settings {
+        queue_depth: 8,
+        max_io: 16 * KIB,
+        round: 256 * KIB,
+        fill: 200 + dice.below(600),
+        age: Duration::from_secs(1 + dice.below(30)),
+        idle: Duration::from_millis(50 + dice.below(500)),
+        window: MIB,
+        segment: 16 * KIB,
+        extents: 64 + usize::try_from(dice.below(2000)).unwrap(),
+        bounce: 8 * KIB,
+        bounces: 2,
+        ios: 512,
+        home_writes: 8,
+        ..Settings::new(vec![limits; parts])
+    }
+}
+
+const DEPTH: usize = 8;
+
+/// Returns whether space was freed by a disk after it had refused to keep some.
+fn history(seed: u64) -> bool {
+    let mut freed_afterwards = false;
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let placements = [
+        Placement::Detached,
+        Placement::Start,
+        Placement::Middle,
+        Placement::End,
+    ];
+    let placement = placements[usize::try_from(dice.below(4)).unwrap()];
+    let members = u8::try_from(1 + dice.below(4)).unwrap();
+    let shape = Shape {
+        members,
+        chunk: 4096 << dice.below(4),
+        member_size: 4 * MIB,
+        placement,
+        journal_size: match placement {
+            Placement::Detached => 2 * MIB + 640 * KIB,
+            Placement::Start | Placement::Middle | Placement::End => 1024 * KIB,
+        },
+    };
+    let parts = usize::from(members) + usize::from(placement == Placement::Detached);
+    let disks: Vec<Ram> = (0..parts)
+        .map(|_| Ram(Rc::new(RefCell::new(vec![0; 4 << 20]))))
+        .collect();
+    let boxed = || {
+        disks
+            .iter()
+            .map(|disk| Box::new(disk.clone()) as Box<dyn Disk>)
+            .collect::<Vec<_>>()
+    };
+    let uuid = ArrayUuid([5; 16]);
+    label(
+        boxed(),
+        &Label {
+            uuid,
+            name: "t".into(),
+            shape,
+            block_size: 512,
+        },
+    )
+    .unwrap();
+
+    let mut model: Vec<u8> = Vec::new();
+    for life in 0..3u64 {
+        let mut set: Set = assemble(boxed()).unwrap();
+        let settings = settings(parts, &mut dice);
+        let (recovered, report) = open(
+            &mut set,
+            settings.extents,
+            settings.round,
+            Errors::Kept,
+            &mut |_, _| {},
+        )
+        .unwrap();
+        let device = to_usize(set.geometry.data.size().min(512 * KIB));
+        model.resize(device, 0);
+        let mut engine = Engine::new(
+            settings,
+            set.geometry.clone(),
+            uuid,
+            recovered,
+            Residency::OnTouch,
+        )
+        .unwrap();
+        let mut world = World {
+            disks: disks.clone(),
+            // As block devices and most filesystems; as a filesystem in memory; as none should be.
+            cannot_zero: [&[][..], &[Space::Kept], &[Space::Freed, Space::Kept]]
+                [to_usize(seed % 3)],
+            has_refused: false,
+            freed_afterwards: false,
+            buffers: vec![vec![0; 16 << 10]; DEPTH],
+            pending: Vec::new(),
+            replies: Vec::new(),
+            arena: Vec::new(),
+        };
+        let _ = &world.arena;
+        let mut now = Duration::ZERO;
+        // Requests in flight never overlap here, so that each has one right answer.
+        let mut in_flight: Vec<Option<(Request, Vec<u8>)>> = vec![None; DEPTH];
+        let steps = 1500;
+        for step in 0..steps + 100_000 {
+            let issuing = step < steps;
+            if issuing
+                && dice.below(3) > 0
+                && let Some(tag) = in_flight.iter().position(Option::is_none)
+            {
+                let max = 32.min(to_u64(device) / SECTOR);
+                let sectors = 1 + dice.below(max);
+                let lba = dice.below(to_u64(device) / SECTOR - sectors);
+                let op = match dice.below(12) {
+                    0 => Op::Flush,
+                    1 => Op::Discard,
+                    2 => Op::WriteZeroes(if dice.below(2) == 0 {
+                        Unmap::Allowed
+                    } else {
+                        Unmap::Forbidden
+                    }),
+                    3..=6 => Op::Read,
+                    _ => Op::Write,
+                };
+                let durability = if dice.below(10) == 0 {
+                    Durability::Now
+                } else {
+                    Durability::Later
+                };
+                let (lba, sectors) = if op == Op::Flush {
+                    (0, 0)
+                } else {
+                    (lba, sectors)
+                };
+                let overlaps = in_flight.iter().flatten().any(|(other, _)| {
+                    lba < other.lba.0 + u64::from(other.sectors) && other.lba.0 < lba + sectors
+                });
+                if !overlaps {
+                    let tag = Tag(u16::try_from(tag).unwrap());
+                    let request = Request {
+                        tag,
+                        op,
+                        lba: Lba(lba),
+                        sectors: u32::try_from(sectors).unwrap(),
+                        durability,
+                    };
+                    let mut data = vec![0; to_usize(sectors * SECTOR)];
+                    match op {
+                        Op::Write => {
+                            for byte in &mut data {
+                                *byte = u8::try_from(dice.below(256)).unwrap();
+                            }
+                            world.buffers[tag.index()][..data.len()].copy_from_slice(&data);
+                        }
+                        Op::Read => world.buffers[tag.index()].fill(0xEE),
+                        Op::Discard | Op::WriteZeroes(_) | Op::Flush => {}
+                    }
+                    in_flight[tag.index()] = Some((request, data));
+                    engine.request(request);
+                }
+            }
+            while !world.pending.is_empty() && dice.below(3) > 0 {
+                let which = usize::try_from(dice.below(to_u64(world.pending.len()))).unwrap();
+                finish_one(&mut engine, &mut world, which);
+            }
+            now += Duration::from_micros(dice.below(if issuing { 3_000 } else { 300_000 }));
+            engine.advance(now, &mut world);
+            engine.check_invariants();
+            assert!(!engine.is_held_up(), "seed {seed}: nothing has failed");
+            for (tag, outcome) in std::mem::take(&mut world.replies) {
+                assert_eq!(outcome, Outcome::Done, "seed {seed}");
+                let (request, data) = in_flight[tag.index()].take().expect("one reply a request");
+                let range = to_usize(request.lba.0 * SECTOR)
+                    ..to_usize((request.lba.0 + u64::from(request.sectors)) * SECTOR);
+                match request.op {
+                    Op::Read => assert!(
+                        world.buffers[tag.index()][..range.len()] == model[range.clone()],
+                        "seed {seed} life {life} step {step}: a read at {} is wrong",
+                        request.lba
+                    ),
+                    Op::Write | Op::Discard | Op::WriteZeroes(_) => {
+                        model[range].copy_from_slice(&data);
+                    }
+                    Op::Flush => assert!(engine.durable_seq() <= engine.acked_seq()),
+                }
+            }
+            if !issuing && in_flight.iter().all(Option::is_none) && world.pending.is_empty() {
+                break;
+            }
+            assert!(
+                step < steps + 99_999,
+                "seed {seed}: requests are never answered: {in_flight:?}"
+            );
+        }
+        // A life ends by a stop, by a handover, or by a kill; what was answered is there afterwards.
+        let end = dice.below(3);
+        if end < 2 {
+            let how = if end == 0 {
+                Close::Stop
+            } else {
+                Close::Handover
+            };
+            engine.begin_close(how);
+            for round in 0..10_000 {
+                now += Duration::from_millis(10);
+                engine.advance(now, &mut world);
+                while !world.pending.is_empty() {
+                    let last = world.pending.len() - 1;
+                    finish_one(&mut engine, &mut world, last);
+                }
+                engine.check_invariants();
+                assert!(!engine.is_held_up(), "seed {seed}: nothing has failed");
+                if engine.is_closed() {
+                    break;
+                }
+                assert!(round < 9_999, "seed {seed}: it never closes");
+            }
+            close(&mut set, &engine, how).unwrap();
+            assert_eq!(set.is_clean(), how == Close::Stop);
+        }
+        if life > 0 {
+            assert!(report.kept >= report.durable);
+        }
+        freed_afterwards |= world.freed_afterwards && world.pending.is_empty();
+    }
+    freed_afterwards
+}
+
+#[test]
+fn the_device_is_a_byte_array_when_nothing_fails() {
+    let mut freed_afterwards = 0;
+    for seed in 0..150 {
+        freed_afterwards += usize::from(history(seed) && seed % 3 == 1);
+    }
+    assert!(
+        freed_afterwards > 10,
+        "who cannot keep space can still free it: {freed_afterwards}"
+    );
+}

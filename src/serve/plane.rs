@@ -1,0 +1,278 @@
+//! The control plane's half of a served array: answers for it, watches its health, and ends it.
+//!
+//! ```text
+//!   stop           sync home --> STOP_DEV --> replay the rest --> queue thread ends
+//!                                             --> superblocks clean --> DEL_DEV
+//!   stop --force   STOP_DEV --> replay --> the same
+//!   leave          replay for a while --> flush, close --> queue thread ends --> anchor closed
+//!                                                          the device stays for a takeover
+//! ```
+//!
+//! All on one thread. Superblocks are written from here, with blocking calls: when the array's health
+//! changes, and at the end. What is in flight then holds the parts' locks, as the fence asks.
+
+use crate::array::start::Running;
+use crate::control::in_use::{Claim, DeviceHold, claim_elsewhere};
+use crate::control::port::{Port, RingPort, Stop, StopEnd};
+use crate::control::progress::ProgressSink;
+use crate::control::status::{Facts, State, Status};
+use crate::engine::recovery;
+use crate::engine::{Close, Condition};
+use crate::journal::assemble::Set;
+use crate::journal::superblock::Health;
+use crate::outcome::{Failure, sentence};
+use crate::serve::server::ArrayServer;
+use crate::ublk::{Device, End, Serving};
+use crate::units::Seq;
+use std::cell::RefCell;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How often the array's health is looked at.
+const WATCH_EVERY: Duration = Duration::from_millis(250);
+
+/// See the head of the file.
+#[derive(Debug)]
+pub struct Plane {
+    ring: RingPort,
+    facts: Facts,
+    serving: RefCell<Option<Serving<ArrayServer>>>,
+    set: RefCell<Set>,
+    /// Becomes true when the queue thread has ended.
+    ended: watch::Receiver<bool>,
+    /// An end was asked for: that the thread ends is no surprise.
+    ending: std::cell::Cell<bool>,
+}
+
+impl Plane {
+    /// Over an array that is being served.
+    pub fn new(running: Running, ring: RingPort, ended: watch::Receiver<bool>) -> Plane {
+        Plane {
+            ring,
+            facts: running.facts,
+            serving: RefCell::new(Some(running.serving)),
+            set: RefCell::new(running.set),
+            ended,
+            ending: std::cell::Cell::new(false),
+        }
+    }
+
+    /// What does not change while the array runs.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    async fn thread_ended(&self) {
+        let mut ended = self.ended.clone();
+        // The sender lives on the queue thread: if it is gone, so is the thread.
+        drop(ended.wait_for(|ended| *ended).await);
+    }
+
+    /// Writes down, on every part that still takes it, that the array's health has become worse.
+    fn record_health(&self, state: State, seq: Seq, status: &Status) {
+        let health = match state {
+            State::Clean | State::Dirty => return,
+            State::Degraded => Health::Degraded,
+            State::Failed => Health::Failed,
+        };
+        let mut set = self.set.borrow_mut();
+        if set.health() >= health {
+            return;
+        }
+        let reason = status.reason.as_deref().unwrap_or("unknown");
+        tracing::error!(%health, reason, "the array's health has changed; `ujournal check` says what is affected");
+        for (part, error) in set.record_health(health, seq) {
+            tracing::error!(
+                part = part.0,
+                "the state cannot be recorded there: {}",
+                sentence(&error)
+            );
+        }
+    }
+
+    /// Looks after the array's health for ever.
+    async fn watch(&self) {
+        let mut stalled = 0;
+        loop {
+            tokio::time::sleep(WATCH_EVERY).await;
+            let live = match self.ring.live().await {
+                Ok(live) => live,
+                Err(_) if self.ending.get() => continue,
+                // The thread that would tell how long requests have been waiting does not answer.
+                Err(failure) => {
+                    tracing::error!("{failure}");
+                    continue;
+                }
+            };
+            let (state, seq) = (live.state, live.last_seq);
+            if live.stalled.len() > stalled {
+                let longest = live.stalled.iter().map(|request| request.ms / 1000).max();
+                tracing::warn!(
+                    requests = live.stalled.len(),
+                    longest_s = longest.unwrap_or(0),
+                    "requests have been waiting for more than 30 s"
+                );
+            }
+            stalled = live.stalled.len();
+            self.record_health(state, seq, &Status::new(&self.facts, live));
+        }
+    }
+
+    /// Waits for the queue thread and takes its server back.
+    async fn join(&self) -> Result<(ArrayServer, Result<End, crate::ublk::Error>), Failure> {
+        self.thread_ended().await;
+        let serving = self.serving.borrow_mut().take();
+        serving
+            .map(Serving::join)
+            .ok_or_else(|| Failure::failed("the array has ended already"))
+    }
+
+    async fn stop_device(&self, hold: Option<DeviceHold>) -> Result<(), Failure> {
+        let stopped = match self.serving.borrow().as_ref() {
+            Some(serving) => serving
+                .stop()
+                .map_err(|error| Failure::failed(sentence(&error))),
+            None => Err(Failure::failed("the array has ended already")),
+        };
+        drop(hold);
+        stopped
+    }
+
+    /// The end of a stop, once the device is gone: marks what is home, and removes the device.
+    async fn finish_stop(&self) -> StopEnd {
+        let (server, ended) = match self.join().await {
+            Ok(joined) => joined,
+            Err(failure) => return StopEnd::StoppedDirty(failure),
+        };
+        if let Err(error) = ended {
+            return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
+        }
+        let engine = server.engine();
+        let closed = if engine.condition() == Condition::Failed || !engine.is_closed() {
+            Err(Failure::failed(
+                "not everything could be brought home, so the array stays dirty: start it again when its parts are well",
+            ))
+        } else {
+            recovery::close(&mut self.set.borrow_mut(), engine, Close::Stop)
+                .map_err(|error| Failure::failed(sentence(&error)))
+        };
+        drop(server);
+        let id = self.device_id();
+        let deleted = Device::delete(id).map_err(|error| Failure::failed(sentence(&error)));
+        match closed.and(deleted) {
+            Ok(()) => StopEnd::Stopped,
+            Err(failure) => StopEnd::StoppedDirty(failure),
+        }
+    }
+
+    fn device_id(&self) -> u32 {
+        let name = self.facts.device.block.display().to_string();
+        name.trim_start_matches("/dev/ublkb")
+            .parse()
+            .expect("the path was made from the number")
+    }
+
+    async fn leave(&self, progress: ProgressSink) -> StopEnd {
+        let asked = async {
+            tokio::select! {
+                biased;
+                left = self.ring.stop(Stop::Leave, progress) => left,
+                () = self.thread_ended() => Ok(()),
+            }
+        };
+        if let Err(failure) = asked.await {
+            tracing::error!("leaving: {failure}");
+        }
+        let (server, ended) = match self.join().await {
+            Ok(joined) => joined,
+            Err(failure) => return StopEnd::StoppedDirty(failure),
+        };
+        if let Err(error) = ended {
+            return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
+        }
+        let engine = server.engine();
+        if engine.condition() == Condition::Failed {
+            return StopEnd::StoppedDirty(Failure::failed("the array has FAILED"));
+        }
+        match recovery::close(&mut self.set.borrow_mut(), engine, Close::Handover) {
+            Ok(()) => StopEnd::Stopped,
+            Err(error) => StopEnd::StoppedDirty(Failure::failed(sentence(&error))),
+        }
+    }
+}
+
+impl Port for Plane {
+    async fn status(&self) -> Result<Status, Failure> {
+        Ok(Status::new(&self.facts, self.ring.live().await?))
+    }
+
+    async fn sync(&self, progress: ProgressSink) -> Result<(), Failure> {
+        self.ring.sync(progress).await
+    }
+
+    async fn stop(&self, how: Stop, hold: Option<DeviceHold>, progress: ProgressSink) -> StopEnd {
+        match how {
+            Stop::Clean => {
+                if let Err(failure) = self.ring.stop(Stop::Clean, progress).await {
+                    return StopEnd::StillServing(failure);
+                }
+                self.ending.set(true);
+                if let Err(failure) = self.stop_device(hold).await {
+                    return StopEnd::StillServing(failure);
+                }
+                self.finish_stop().await
+            }
+            Stop::Forced => {
+                self.ending.set(true);
+                // Asked first, so that the answer is on its way before the device is gone; and the queue
+                // thread may end without one, if it had nothing left to do.
+                let replayed = async {
+                    tokio::select! {
+                        biased;
+                        replayed = self.ring.stop(Stop::Forced, progress) => replayed,
+                        () = self.thread_ended() => Ok(()),
+                    }
+                };
+                let (replayed, stopped) = tokio::join!(replayed, self.stop_device(hold));
+                if let Err(failure) = stopped {
+                    return StopEnd::StillServing(failure);
+                }
+                if let Err(failure) = replayed {
+                    tracing::error!("stop --force: {failure}");
+                }
+                self.finish_stop().await
+            }
+            Stop::Leave => {
+                self.ending.set(true);
+                self.leave(progress).await
+            }
+        }
+    }
+
+    async fn ended(&self) -> Failure {
+        let watching = self.watch();
+        let ended = async {
+            loop {
+                self.thread_ended().await;
+                if !self.ending.get() {
+                    return;
+                }
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = watching => unreachable!("it watches for ever"),
+            () = ended => {}
+        }
+        match self.finish_stop().await {
+            StopEnd::Stopped => {
+                Failure::failed("the device was stopped by another program; everything is home")
+            }
+            StopEnd::StoppedDirty(failure) | StopEnd::StillServing(failure) => failure,
+        }
+    }
+
+    async fn claim(&self) -> Result<Claim, Failure> {
+        claim_elsewhere(self.facts.device.block.clone()).await
+    }
+}

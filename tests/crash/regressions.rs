@@ -1,0 +1,49 @@
+//! Seeds that have failed once.
+//!
+//! What a seed draws changes with the simulator, so a seed alone keeps little; each is here with what it
+//! found, and with the test that looks for that kind of thing on purpose.
+
+use ujournal::sim::points::{damage, run as points};
+use ujournal::sim::trial::{Options, run};
+
+fn passes(options: &Options, seed: u64) {
+    run(seed, options).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// A round of replay that ended inside the head's segment left a gap in the window behind START; the next
+/// record's assertion ended the daemon. `points` begins and stops recovered arrays.
+#[test]
+fn a_recovered_array_can_be_stopped_at_once() {
+    passes(&Options::CRASHES, 0x2);
+}
+
+/// The round had no place to end where recovery had found less than its grain, and a stop never ended.
+#[test]
+fn a_short_run_of_records_goes_home_after_a_recovery() {
+    passes(&Options::CRASHES, 0x4);
+}
+
+/// The copy of a superblock that alone was new was overwritten first, and torn: "an old copy".
+#[test]
+fn a_start_that_is_cut_twice_does_not_make_a_member_stale() {
+    points(0x7).unwrap_or_else(|what| panic!("{what}"));
+}
+
+/// The other anchor was the closed one of the life before, and was believed: all of the life was dropped.
+#[test]
+fn the_loss_of_the_newest_anchor_loses_nothing() {
+    damage(0x9).unwrap_or_else(|what| panic!("{what}"));
+}
+
+/// Replay's flush failed on an attached array, and only home blocks were thought to be concerned.
+#[test]
+fn a_failed_flush_of_a_member_that_holds_the_journal_is_one_of_the_journal() {
+    passes(&Options::ERRORS, 0x4);
+    passes(&Options::ERRORS, 0xb);
+}
+
+/// A member that answers every write with EOPNOTSUPP was tried for ever without a word.
+#[test]
+fn a_write_that_is_not_supported_is_an_error() {
+    passes(&Options::ERRORS, 0x1d);
+}
