@@ -179,16 +179,8 @@ fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Resu
     let path = part.path().display().to_string();
     let copies = read_copies(part).map_err(|error| from_disk(&error))?;
     for copy in &copies {
-        match copy {
-            Ok(sb) if force == Force::No => check_superblock(&path, sb, interrupted)?,
-            Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_))
-                if force == Force::No =>
-            {
-                return Err(Failure::refused(format!(
-                    "{path}: carries an array of a newer version of ujournal; label --force overwrites it"
-                )));
-            }
-            Ok(_) | Err(_) => {}
+        if force == Force::No {
+            check_copy(&path, copy, interrupted)?;
         }
     }
     let found = probe(part).map_err(|error| from_disk(&error))?;
@@ -197,6 +189,30 @@ fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Resu
             "{path}: carries {found}; label --force overwrites it",
         ))),
         Some(_) | None => Ok(()),
+    }
+}
+
+/// Refuses whatever has our magic. What cannot be read of an array may still be mended, and its journal
+/// may be needed.
+fn check_copy(
+    path: &str,
+    copy: &Result<Superblock, SuperblockError>,
+    interrupted: &[ArrayUuid],
+) -> Result<(), Failure> {
+    match copy {
+        Ok(sb) => check_superblock(path, sb, interrupted),
+        Err(SuperblockError::Absent) => Ok(()),
+        Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_)) => {
+            Err(Failure::refused(format!(
+                "{path}: carries an array of a newer version of ujournal; label --force overwrites it"
+            )))
+        }
+        Err(damage @ (SuperblockError::Checksum { .. } | SuperblockError::Field { .. })) => {
+            Err(Failure::refused(format!(
+                "{path}: carries a ujournal array whose label is damaged ({}); label --force overwrites it",
+                sentence(damage)
+            )))
+        }
     }
 }
 
