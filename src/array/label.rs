@@ -5,7 +5,7 @@
 //! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
 
 use super::from_disk;
-use super::open::{open_parts, placement_of};
+use super::open::open_parts;
 use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
@@ -95,7 +95,7 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
         .min()
         .expect("an array has a member");
     let (placement, journal_size) = match &config.journal {
-        Journal::Attached { size, placement } => (placement_of(*placement), *size),
+        Journal::Attached { size, placement } => (placement.layout(), *size),
         Journal::Detached { size, .. } => {
             let disk = parts[members].size();
             let size = size.unwrap_or(disk);
