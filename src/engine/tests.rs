@@ -8,45 +8,14 @@ use super::recovery::{Errors, close, open};
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
 use super::settings::{PartLimits, Settings};
 use super::{Close, Engine};
-use crate::disk::buffer::Residency;
-use crate::disk::{Disk, DiskError};
+use crate::disk::Disk;
+use crate::disk::buffer::{AlignedBuffer, Residency};
+use crate::disk::ram::Ram;
 use crate::journal::ArrayUuid;
 use crate::journal::assemble::{Label, Set, assemble, label};
 use crate::journal::geometry::{Placement, Shape};
 use crate::units::{KIB, Lba, MIB, Offset, PartIndex, SECTOR, to_u64, to_usize};
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Duration;
-
-#[derive(Clone)]
-struct Ram(Rc<RefCell<Vec<u8>>>);
-
-impl Disk for Ram {
-    fn size(&self) -> u64 {
-        to_u64(self.0.borrow().len())
-    }
-    fn read(&mut self, offset: Offset, buffer: &mut [u8]) -> Result<(), DiskError> {
-        let at = to_usize(offset.0);
-        buffer.copy_from_slice(&self.0.borrow()[at..at + buffer.len()]);
-        Ok(())
-    }
-    fn write(&mut self, offset: Offset, buffer: &[u8]) -> Result<(), DiskError> {
-        let at = to_usize(offset.0);
-        self.0.borrow_mut()[at..at + buffer.len()].copy_from_slice(buffer);
-        Ok(())
-    }
-    fn flush(&mut self) -> Result<(), DiskError> {
-        Ok(())
-    }
-    fn zero(&mut self, offset: Offset, len: u64) -> Result<(), DiskError> {
-        let at = to_usize(offset.0);
-        self.0.borrow_mut()[at..at + to_usize(len)].fill(0);
-        Ok(())
-    }
-    fn name(&self) -> String {
-        "ram".into()
-    }
-}
 
 /// The least generator that does: the seed of a failing case is printed by the assertion.
 struct Dice(u64);
@@ -77,7 +46,6 @@ struct World {
     buffers: Vec<Vec<u8>>,
     pending: Vec<(IoId, PartIndex, Pending)>,
     replies: Vec<(Tag, Outcome)>,
-    arena: Vec<u8>,
 }
 
 impl Port for World {
@@ -90,13 +58,10 @@ impl Port for World {
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
         let pending = match operation {
             Operation::Read { offset, segments } => Pending::Read(offset, segments.to_vec()),
+            // The bytes are taken when it ends: they must not change until then.
             Operation::Write {
                 offset, segments, ..
-            } => {
-                // The bytes are taken when it ends: they must not change until then.
-                let _ = offset;
-                Pending::Write(offset, encode(segments))
-            }
+            } => Pending::Write(offset, encode(segments)),
             Operation::Flush => Pending::Flush,
             Operation::Zero { offset, len, space } => {
                 self.freed_afterwards |= self.has_refused && space == Space::Freed;
@@ -130,7 +95,7 @@ fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
         Pending::Read(mut offset, segments) => {
             let mut total = 0;
             for segment in segments {
-                let mut bytes = vec![0; segment.len];
+                let mut bytes = AlignedBuffer::zeroed(segment.len);
                 disk.read(offset, &mut bytes).unwrap();
                 match segment.memory {
                     Memory::Arena(at) => engine
@@ -224,9 +189,7 @@ fn history(seed: u64) -> bool {
         },
     };
     let parts = usize::from(members) + usize::from(placement == Placement::Detached);
-    let disks: Vec<Ram> = (0..parts)
-        .map(|_| Ram(Rc::new(RefCell::new(vec![0; 4 << 20]))))
-        .collect();
+    let disks: Vec<Ram> = (0..parts).map(|_| Ram::new(4 * MIB)).collect();
     let boxed = || {
         disks
             .iter()
@@ -277,9 +240,7 @@ fn history(seed: u64) -> bool {
             buffers: vec![vec![0; 16 << 10]; DEPTH],
             pending: Vec::new(),
             replies: Vec::new(),
-            arena: Vec::new(),
         };
-        let _ = &world.arena;
         let mut now = Duration::ZERO;
         // Requests in flight never overlap here, so that each has one right answer.
         let mut in_flight: Vec<Option<(Request, Vec<u8>)>> = vec![None; DEPTH];
