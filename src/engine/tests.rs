@@ -380,3 +380,130 @@ fn the_device_is_a_byte_array_when_nothing_fails() {
         "who cannot keep space can still free it: {freed_afterwards}"
     );
 }
+
+/// An engine over a new array of one member and a detached journal.
+fn brought_up(change: impl Fn(&mut Settings)) -> (Engine, World) {
+    let shape = Shape {
+        members: 1,
+        chunk: 4096,
+        member_size: 4 * MIB,
+        placement: Placement::Detached,
+        journal_size: 2 * MIB + 640 * KIB,
+    };
+    let disks = vec![Ram::new(4 * MIB), Ram::new(4 * MIB)];
+    let boxed = || {
+        let disks = disks.iter().cloned();
+        disks.map(|disk| Box::new(disk) as Box<dyn Disk>).collect()
+    };
+    let wanted = Label {
+        uuid: ArrayUuid([5; 16]),
+        name: "t".into(),
+        shape,
+        block_size: 512,
+    };
+    let mut set = label(boxed(), &wanted).unwrap();
+    let mut settings = settings(2, &mut Dice(1));
+    change(&mut settings);
+    let (extents, round) = (settings.extents, settings.round);
+    let (recovered, _) = open(&mut set, extents, round, Errors::Kept, &mut |_, _| {}).unwrap();
+    let engine = Engine::new(
+        settings,
+        set.geometry.clone(),
+        wanted.uuid,
+        recovered,
+        Residency::OnTouch,
+    )
+    .unwrap();
+    let world = World {
+        disks,
+        cannot_zero: &[],
+        has_refused: false,
+        freed_afterwards: false,
+        buffers: vec![vec![0; 16 << 10]; DEPTH],
+        pending: Vec::new(),
+        replies: Vec::new(),
+    };
+    (engine, world)
+}
+
+/// What becomes of the operations of the member.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Hangs,
+    Fails,
+}
+
+/// Writes of `sectors` each in whatever tag is free, to ever new places, for `turns` turns of 10 ms with a
+/// journal that works. Returns how each turn changed the number of stalls, and how many writes failed.
+fn write_on(
+    engine: &mut Engine,
+    world: &mut World,
+    member: Member,
+    sectors: u32,
+    turns: u64,
+) -> (Vec<u64>, u64) {
+    let mut free: Vec<Tag> = (0..8).map(Tag).collect();
+    let (mut lba, mut failed) = (0, 0);
+    let mut stalls = Vec::new();
+    for turn in 1..=turns {
+        for tag in free.drain(..) {
+            engine.request(Request {
+                tag,
+                op: Op::Write,
+                lba: Lba(lba % 2048),
+                sectors,
+                durability: Durability::Later,
+            });
+            lba += u64::from(2 * sectors);
+        }
+        let before = engine.counters().stalls;
+        engine.advance(Duration::from_millis(10 * turn), world);
+        engine.check_invariants();
+        stalls.push(engine.counters().stalls - before);
+        for (tag, outcome) in std::mem::take(&mut world.replies) {
+            failed += u64::from(outcome != Outcome::Done);
+            free.push(tag);
+        }
+        for which in (0..world.pending.len()).rev() {
+            let (id, part, _) = world.pending[which];
+            match (part, member) {
+                (PartIndex(0), Member::Hangs) => {}
+                (PartIndex(0), Member::Fails) => {
+                    world.pending.swap_remove(which);
+                    engine.completed(id, Err(Errno::IO));
+                }
+                _ => finish_one(engine, world, which),
+            }
+        }
+    }
+    (stalls, failed)
+}
+
+#[test]
+fn a_turn_in_which_writers_wait_for_space_is_one_stall() {
+    let (mut engine, mut world) = brought_up(|settings| settings.extents = 4096);
+    let (stalls, failed) = write_on(&mut engine, &mut world, Member::Hangs, 32, 400);
+    assert_eq!(stalls[..2], [0, 0], "the ring is empty");
+    assert!(stalls[300..].iter().all(|n| *n == 1), "{stalls:?}");
+    assert_eq!(failed, 0);
+}
+
+#[test]
+fn a_turn_in_which_writers_wait_for_the_map_is_no_stall() {
+    let (mut engine, mut world) = brought_up(|settings| settings.extents = 4 * DEPTH);
+    let (stalls, failed) = write_on(&mut engine, &mut world, Member::Hangs, 1, 400);
+    assert!(engine.requests_pending() > 0, "they wait");
+    assert!(stalls.iter().all(|n| *n == 0), "{stalls:?}");
+    assert_eq!(failed, 0);
+}
+
+#[test]
+fn writes_that_are_refused_for_a_failing_member_are_counted() {
+    let (mut engine, mut world) = brought_up(|settings| {
+        settings.extents = 4096;
+        settings.stall_timeout = Some(Duration::from_secs(1));
+    });
+    let (_, failed) = write_on(&mut engine, &mut world, Member::Fails, 32, 600);
+    assert!(failed > 0, "the ring is full and the member fails");
+    assert_eq!(engine.counters().refused_writes, failed);
+}
