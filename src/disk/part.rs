@@ -108,11 +108,6 @@ impl Part {
         &self.located.path
     }
 
-    /// Without symbolic links.
-    pub fn canonical_path(&self) -> &Path {
-        &self.located.canonical
-    }
-
     /// A block device or a file.
     pub fn kind(&self) -> Kind {
         self.located.identity.kind()
