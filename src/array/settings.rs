@@ -256,7 +256,7 @@ mod tests {
                     Ok(()),
                     "{depth} {max_io}"
                 );
-                let disks = [disk.clone(), disk.clone()];
+                let disks = [disk, disk];
                 settings(&config, &geometry, &disks, asked, 1 << 30).check(ring_size);
             }
         }
