@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Size, SyncMode};
 use crate::disk::limits::{PartLimits as DiskLimits, WriteCache};
-use crate::engine::settings::{self, Commit, PartLimits, Settings, Unfit};
+use crate::engine::settings::{self, Commit, PartLimits, Settings, SyncWrite, Unfit};
 use crate::journal::geometry::{Geometry, record_max};
 use crate::outcome::Failure;
 use crate::units::{MIB, PartIndex, round_down, round_up, to_usize};
@@ -137,8 +137,13 @@ fn limits(disk: &DiskLimits) -> PartLimits {
         io_max: disk.max_io_bytes,
         segments_max: to_usize(disk.max_segments).max(1),
         zeroes: disk.zeroes_without_writing,
-        sync_flushes_all: disk.dsync_flushes_earlier_writes
-            && disk.write_cache == WriteCache::WriteBack,
+        sync: if disk.dsync_flushes_earlier_writes {
+            SyncWrite::Flushes
+        } else if disk.fua || disk.write_cache == WriteCache::WriteThrough {
+            SyncWrite::Alone
+        } else {
+            SyncWrite::Unknown
+        },
     }
 }
 

@@ -459,7 +459,7 @@ fn stop(path: &Path) -> Result<()> {
         .with_context(|| format!("{}: /dev/ublkbN expected", path.display()))?;
     let found = ublk::look(id)?.with_context(|| format!("{}: no such device", path.display()))?;
     ensure!(is_drive(&found), "{}: not a drive", path.display());
-    Device::abandon(id)?;
+    Device::stop(id)?;
     // Its server deletes it when all is stored. If the server is dead, it is ours to do.
     while ublk::look(id)?.is_some() {
         if !Path::new(&format!("/proc/{}", found.server_pid)).exists() {

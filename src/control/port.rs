@@ -9,6 +9,7 @@ use super::in_use::{Claim, DeviceHold};
 use super::progress::ProgressSink;
 use super::status::{Live, Status};
 use crate::outcome::Failure;
+use std::convert::Infallible;
 use std::future::Future;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -38,6 +39,11 @@ pub trait Port {
 
     /// Returns, with the reason, if serving ends without having been asked to.
     fn ended(&self) -> impl Future<Output = Failure>;
+
+    /// Looks after the array for as long as it is polled.
+    fn watch(&self) -> impl Future<Output = Infallible> {
+        std::future::pending()
+    }
 
     /// Takes the exposed device if nobody uses it: [`super::in_use::claim_elsewhere`] of it.
     fn claim(&self) -> impl Future<Output = Result<Claim, Failure>>;

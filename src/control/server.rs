@@ -22,6 +22,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,8 +81,10 @@ struct Server<P> {
     port: P,
     tidy: Box<dyn Fn(&End)>,
     stopping: Cell<bool>,
-    /// Told when a stop came to nothing, so that the loop watches for an unasked end again.
+    /// Told when a stop came to nothing: the loop, so that it watches for an unasked end again, and the
+    /// signals that wait for that stop.
     serving_again: Notify,
+    stop_failed: Notify,
     ended: mpsc::Sender<End>,
 }
 
@@ -94,6 +97,7 @@ impl<P: Port + 'static> Server<P> {
             tidy: Box::new(tidy),
             stopping: Cell::new(false),
             serving_again: Notify::new(),
+            stop_failed: Notify::new(),
             ended,
         };
         Running {
@@ -104,13 +108,19 @@ impl<P: Port + 'static> Server<P> {
 
     /// Ends serving if nobody objects, and says how that came out.
     async fn stop(&self, wish: Wish, progress: ProgressSink) -> Result<End, Failure> {
-        if self.stopping.replace(true) {
-            return Err(Failure::failed("the array is being stopped already"));
+        while self.stopping.get() {
+            if !matches!(wish, Wish::Signal) {
+                return Err(Failure::failed("the array is being stopped already"));
+            }
+            // If the stop that is under way comes to nothing, the signal still wants the end.
+            self.stop_failed.notified().await;
         }
+        self.stopping.set(true);
         let result = self.stop_alone(wish, progress).await;
         if result.is_err() {
             self.stopping.set(false);
             self.serving_again.notify_one();
+            self.stop_failed.notify_waiters();
         }
         result
     }
@@ -136,7 +146,14 @@ impl<P: Port + 'static> Server<P> {
                 (Stop::Leave, None)
             }
         };
-        let end = match self.port.stop(how, hold, progress).await {
+        let mut how = how;
+        let mut end = self.port.stop(how, hold, progress.clone()).await;
+        if let (Wish::Signal, Stop::Clean, StopEnd::StillServing(failure)) = (wish, how, &end) {
+            tracing::warn!("{failure}: leaving the device for a takeover");
+            how = Stop::Leave;
+            end = self.port.stop(how, None, progress).await;
+        }
+        let end = match end {
             StopEnd::Stopped => End::Stopped(how),
             StopEnd::StoppedDirty(failure) => End::StoppedDirty(how, failure),
             StopEnd::StillServing(failure) => return Err(failure),
@@ -174,6 +191,8 @@ impl<P: Port + 'static> Running<P> {
         mut terminate: mpsc::Receiver<&'static str>,
     ) -> End {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let watched = Rc::clone(&self.server);
+        let mut watch = pin!(watched.port.watch());
         loop {
             let server = Rc::clone(&self.server);
             let accepted = async {
@@ -195,6 +214,7 @@ impl<P: Port + 'static> Running<P> {
                     return end;
                 }
                 () = server.serving_again.notified() => {}
+                never = &mut watch => match never {},
                 Some(signal) = terminate.recv() => {
                     tracing::info!("{signal}: ending");
                     let server = Rc::clone(&server);

@@ -28,8 +28,9 @@ use tokio::sync::mpsc;
 struct Manner {
     /// Who has the device open.
     used: Option<&'static str>,
-    /// What a stop comes to, if it goes wrong.
+    /// What a stop comes to, if it goes wrong, and how long that takes. The device can always be left.
     stop: Option<StopEnd>,
+    stop_takes: Duration,
     /// Ends when a command comes, without an answer.
     dies: bool,
     /// Keeps a sync waiting until it is stopped.
@@ -65,7 +66,11 @@ impl Port for Array {
             how == Stop::Clean,
             "a device that nobody uses is held"
         );
-        if let Some(end) = self.manner().stop {
+        let manner = self.manner();
+        if how != Stop::Leave
+            && let Some(end) = manner.stop
+        {
+            tokio::time::sleep(manner.stop_takes).await;
             return end;
         }
         match self.port.stop(how, progress).await {
@@ -264,6 +269,33 @@ fn a_signal_stops_cleanly_or_leaves_the_device_that_is_in_use() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(daemon.end(), (End::Stopped(how), Some(how)));
+    }
+}
+
+#[test]
+fn a_signal_leaves_the_device_where_a_stop_comes_to_nothing() {
+    for asked_before in [false, true] {
+        let daemon = daemon(Manner {
+            stop: Some(StopEnd::StillServing(Failure::failed("a member is ill"))),
+            stop_takes: Duration::from_millis(200),
+            ..Manner::default()
+        });
+        std::thread::scope(|scope| {
+            if asked_before {
+                scope.spawn(|| daemon.stop().expect_err("a member is ill"));
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            daemon.terminate.blocking_send("SIGTERM").expect("sent");
+        });
+        let socket = daemon.run.socket(&daemon.name);
+        while socket.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(
+            daemon.end(),
+            (End::Stopped(Stop::Leave), Some(Stop::Leave)),
+            "asked to stop before: {asked_before}"
+        );
     }
 }
 

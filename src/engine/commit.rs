@@ -24,7 +24,7 @@ use super::io::{Purpose, Transfer};
 use super::port::{Memory, Port, Sync};
 use super::recovery::StartPoint;
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
-use super::settings::{Commit, Settings};
+use super::settings::{Commit, Settings, SyncWrite};
 use super::{Close, Condition, EXTENTS_A_TURN, Engine, Place, answer};
 use crate::disk::raid0::Piece;
 use crate::journal::ArrayUuid;
@@ -33,7 +33,7 @@ use crate::journal::geometry::{MARKS_RESERVED, anchor_span, payload_max};
 use crate::journal::record::{
     ENTRIES_MAX, Entry, EntryOp, Header, HeaderWriter, Kind, LifeSeed, header_len,
 };
-use crate::units::{Epoch, FRAME, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
+use crate::units::{Epoch, FRAME, Lba, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -301,10 +301,7 @@ impl Commits {
 
     /// The last seq of which the map holds something.
     pub(super) fn inserted_seq(&self) -> Seq {
-        match self.unacked.front() {
-            Some(first) if first.extent.sectors < first.entry.sectors => first.extent.seq,
-            _ => self.acked,
-        }
+        self.left_to_insert().map_or(self.acked, |rest| rest.seq)
     }
 
     /// The number of the first flush that is not begun yet.
@@ -337,6 +334,26 @@ impl Commits {
             .expect("a record in flight is not durable")
             .number;
         &mut self.records[to_usize(number - first)]
+    }
+
+    /// The request that is being inserted into the map over several turns, if there is one.
+    fn half_inserted(&self) -> Option<&Unacked> {
+        let first = self.unacked.front();
+        first.filter(|first| first.extent.sectors < first.entry.sectors)
+    }
+
+    /// Whether some of these sectors belong to a request that is being inserted over several turns: a
+    /// read would see half of it.
+    pub(super) fn is_inserting(&self, lba: Lba, sectors: u64) -> bool {
+        self.half_inserted().is_some_and(|first| {
+            let entry = &first.entry;
+            lba < entry.lba.plus(entry.sectors.into()) && entry.lba < lba.plus(sectors)
+        })
+    }
+
+    /// What is left of a request that is being inserted over several turns.
+    pub(super) fn left_to_insert(&self) -> Option<Extent> {
+        self.half_inserted().map(|first| first.extent)
     }
 
     /// Tells everybody who waits for the journal that it will not happen.
@@ -720,7 +737,7 @@ impl Engine {
         let pieces_left = self.write_ring(port, start..end, sync, Purpose::Record { number });
         let commits = &mut self.commits;
         let flushes_all = self.geometry.ring.lanes().len() == 1
-            && self.settings.parts[self.geometry.journal_part().index()].sync_flushes_all;
+            && self.settings.parts[self.geometry.journal_part().index()].sync == SyncWrite::Flushes;
         commits.records.push_back(Volatile {
             number,
             start,

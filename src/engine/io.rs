@@ -10,7 +10,7 @@
 
 use super::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, Space, Sync};
 use super::request::{Errno, Tag};
-use super::settings::PartLimits;
+use super::settings::{PartLimits, SyncWrite};
 use crate::disk::raid0::Piece;
 use crate::units::{Lba, Offset, PartIndex, Pos, SECTOR, round_down, to_u64, to_usize};
 
@@ -120,6 +120,15 @@ impl Io {
                 len,
                 space,
             },
+        }
+    }
+
+    /// Whether it asks the part for a flush, or may: its failure may then be that of a flush.
+    fn may_flush(&self, limits: &PartLimits) -> bool {
+        match self.work {
+            Work::Flush => true,
+            Work::Transfer(Transfer::Write(Sync::Data)) => limits.sync != SyncWrite::Alone,
+            Work::Transfer(Transfer::Write(Sync::No) | Transfer::Read) | Work::Zero { .. } => false,
         }
     }
 
@@ -366,15 +375,18 @@ impl Ios {
             io.attempts = io.attempts.saturating_add(1);
             let busy = errno == Errno::AGAIN || errno == Errno::INTERRUPTED;
             let limit = match io.purpose {
-                // After a failed flush nothing is known, so it is never asked again.
-                Purpose::JournalFlush | Purpose::MemberFlush => 1,
+                // After a failed flush nothing is known, so it is never asked again. A durable write that
+                // may have been a flush as well is one.
+                _ if io.may_flush(&self.limits[io.part.index()]) => 1,
                 _ if busy => BUSY_ATTEMPTS,
                 Purpose::Record { .. } | Purpose::Anchor => JOURNAL_ATTEMPTS,
                 Purpose::Load => 2,
                 Purpose::HomeRead { .. }
                 | Purpose::JournalRead(_)
                 | Purpose::Home
-                | Purpose::HomeZeroes(_) => 1,
+                | Purpose::HomeZeroes(_)
+                | Purpose::JournalFlush
+                | Purpose::MemberFlush => 1,
             };
             if io.attempts < limit {
                 port.submit(id, io.part, io.operation());

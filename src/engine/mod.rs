@@ -313,6 +313,12 @@ impl Engine {
         self.replay.tail().seq >= seq
     }
 
+    /// From now on writers that wait for a member which returns errors are told at once, whatever
+    /// `stall_timeout` says.
+    pub fn wait_no_longer_for_members(&mut self) {
+        self.settings.stall_timeout = Some(Duration::ZERO);
+    }
+
     /// Ends the engine; [`Engine::is_closed`] says when it is over. No request may follow a `Stop`;
     /// requests that come after a `Handover` are left for the next process.
     pub fn begin_close(&mut self, how: Close) {
@@ -446,6 +452,11 @@ impl Engine {
     /// The journal cannot be trusted any more: everybody who waits is told.
     fn fail(&mut self, port: &mut impl Port) {
         self.condition = Condition::Failed;
+        // A request that fails is not there in part: what has been begun is finished.
+        if let Some(rest) = self.commits.left_to_insert() {
+            let inserted = self.map.insert(rest, usize::MAX);
+            assert_eq!(inserted, rest.sectors, "nothing bounds this insert");
+        }
         self.commits.refuse_all(port);
     }
 

@@ -9,7 +9,7 @@ use super::extent_map::{Extent, Place as Where, Span};
 use super::io::{JournalRead, Purpose, Transfer};
 use super::port::{Memory, Port};
 use super::request::{Errno, Request, Tag};
-use super::{Engine, answer};
+use super::{Close, Engine, answer};
 use crate::journal::FRAME_LEN;
 use crate::units::{FRAME, Lba, Pos, SECTOR, to_u64, to_usize};
 use std::collections::VecDeque;
@@ -142,13 +142,17 @@ impl Reads {
 impl Engine {
     /// Begins what waits, oldest first, as far as operations and bounce buffers last.
     pub(super) fn start_reads(&mut self, port: &mut impl Port) {
-        if !self.retry_reads(port) {
+        // What is not answered before the next process takes over is asked again there.
+        if self.closing == Some(Close::Handover) || !self.retry_reads(port) {
             return;
         }
         while let Some(tag) = self.reads.waiting.front().copied() {
             let reading = *self.reads.get(tag);
             let from = reading.request.lba.plus(reading.begun);
             let sectors = u64::from(reading.request.sectors) - reading.begun;
+            if self.commits.is_inserting(from, sectors) {
+                break;
+            }
             match self.read_range(port, tag, from, sectors, false) {
                 Begun::All => {
                     self.reads.waiting.pop_front();

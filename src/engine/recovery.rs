@@ -250,6 +250,10 @@ pub fn open(
 /// # Errors
 /// If a disk does not take it; the array then stays dirty and loses nothing.
 pub fn close(set: &mut Set, engine: &Engine, how: Close) -> Result<(), DiskError> {
+    assert!(
+        engine.condition() != Condition::Failed && engine.is_closed(),
+        "what the anchor says is known to be so"
+    );
     let (_, copy) = engine.last_anchor();
     let anchor = engine.final_anchor(Closed::Yes);
     match how {

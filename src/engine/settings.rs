@@ -16,9 +16,20 @@ pub struct PartLimits {
     pub segments_max: usize,
     /// Whether a range can be zeroed without writing it.
     pub zeroes: bool,
-    /// Whether a durable write is done as a write and a flush of the whole cache: such a write also
-    /// makes durable what had completed before it was submitted.
-    pub sync_flushes_all: bool,
+    /// What a durable write does beside making itself durable.
+    pub sync: SyncWrite,
+}
+
+/// What a durable write does beside making itself durable, and what its failure means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SyncWrite {
+    /// Nothing: it goes through the cache, or there is none. If it fails, only it has failed.
+    Alone,
+    /// It is a write and a flush of the whole cache: what had completed before it was submitted is
+    /// durable as well. If it fails, a flush may have failed.
+    Flushes,
+    /// It may flush or not: its success says nothing of others, but its failure may.
+    Unknown,
 }
 
 /// When a write may be answered.

@@ -6,7 +6,7 @@
 use super::port::{IoId, Memory, Operation, Port, Segment, Space};
 use super::recovery::{Errors, close, open};
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
-use super::settings::{PartLimits, Settings};
+use super::settings::{PartLimits, Settings, SyncWrite};
 use super::{Close, Engine};
 use crate::disk::Disk;
 use crate::disk::buffer::{AlignedBuffer, Residency};
@@ -144,7 +144,7 @@ fn settings(parts: usize, dice: &mut Dice) -> Settings {
         io_max: 4096 << dice.below(5),
         segments_max: 1 + usize::try_from(dice.below(8)).unwrap(),
         zeroes: true,
-        sync_flushes_all: dice.below(2) == 0,
+        sync: [SyncWrite::Alone, SyncWrite::Flushes, SyncWrite::Unknown][to_usize(dice.below(3))],
     };
     Settings {
         queue_depth: 8,

@@ -17,14 +17,15 @@ use crate::control::port::{Port, RingPort, Stop, StopEnd};
 use crate::control::progress::ProgressSink;
 use crate::control::status::{Facts, State, Status};
 use crate::engine::recovery;
-use crate::engine::{Close, Condition};
+use crate::engine::{Close, Condition, Engine};
 use crate::journal::assemble::Set;
 use crate::journal::superblock::Health;
 use crate::outcome::{Failure, sentence};
-use crate::serve::server::ArrayServer;
+use crate::serve::server::{ArrayServer, reason};
 use crate::ublk::{Device, End, Serving};
 use crate::units::Seq;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -41,7 +42,7 @@ pub struct Plane {
     /// Becomes true when the queue thread has ended.
     ended: watch::Receiver<bool>,
     /// An end was asked for: that the thread ends is no surprise.
-    ending: std::cell::Cell<bool>,
+    ending: Cell<bool>,
 }
 
 impl Plane {
@@ -53,7 +54,7 @@ impl Plane {
             serving: RefCell::new(Some(running.serving)),
             set: RefCell::new(running.set),
             ended,
-            ending: std::cell::Cell::new(false),
+            ending: Cell::new(false),
         }
     }
 
@@ -69,17 +70,12 @@ impl Plane {
     }
 
     /// Writes down, on every part that still takes it, that the array's health has become worse.
-    fn record_health(&self, state: State, seq: Seq, status: &Status) {
-        let health = match state {
-            State::Clean | State::Dirty => return,
-            State::Degraded => Health::Degraded,
-            State::Failed => Health::Failed,
-        };
+    fn record_health(&self, health: Health, seq: Seq, reason: Option<&str>) {
         let mut set = self.set.borrow_mut();
         if set.health() >= health {
             return;
         }
-        let reason = status.reason.as_deref().unwrap_or("unknown");
+        let reason = reason.unwrap_or("unknown");
         tracing::error!(%health, reason, "the array's health has changed; `ujournal check` says what is affected");
         for (part, error) in set.record_health(health, seq) {
             tracing::error!(
@@ -90,8 +86,18 @@ impl Plane {
         }
     }
 
+    /// The same for the end of an array, which nobody watches any more.
+    fn record_last_health(&self, engine: &Engine) {
+        let health = match engine.condition() {
+            Condition::Ok => Health::Ok,
+            Condition::Degraded => Health::Degraded,
+            Condition::Failed => Health::Failed,
+        };
+        self.record_health(health, engine.acked_seq(), reason(engine.condition()));
+    }
+
     /// Looks after the array's health for ever.
-    async fn watch(&self) {
+    async fn watch_health(&self) -> Infallible {
         let mut stalled = 0;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
@@ -104,7 +110,6 @@ impl Plane {
                     continue;
                 }
             };
-            let (state, seq) = (live.state, live.last_seq);
             if live.stalled.len() > stalled {
                 let longest = live.stalled.iter().map(|request| request.ms / 1000).max();
                 tracing::warn!(
@@ -114,7 +119,12 @@ impl Plane {
                 );
             }
             stalled = live.stalled.len();
-            self.record_health(state, seq, &Status::new(&self.facts, live));
+            let health = match live.state {
+                State::Clean | State::Dirty => Health::Ok,
+                State::Degraded => Health::Degraded,
+                State::Failed => Health::Failed,
+            };
+            self.record_health(health, live.last_seq, live.reason.as_deref());
         }
     }
 
@@ -127,15 +137,15 @@ impl Plane {
             .ok_or_else(|| Failure::failed("the array has ended already"))
     }
 
+    /// Waits, on a thread that may wait, until the kernel has taken the device away.
     async fn stop_device(&self, hold: Option<DeviceHold>) -> Result<(), Failure> {
-        let stopped = match self.serving.borrow().as_ref() {
-            Some(serving) => serving
-                .stop()
-                .map_err(|error| Failure::failed(sentence(&error))),
-            None => Err(Failure::failed("the array has ended already")),
-        };
+        let id = self.device_id();
+        let stopped = tokio::task::spawn_blocking(move || Device::stop(id)).await;
         drop(hold);
-        stopped
+        match stopped {
+            Ok(stopped) => stopped.map_err(|error| Failure::failed(sentence(&error))),
+            Err(error) => Err(Failure::failed(format!("STOP_DEV: {error}"))),
+        }
     }
 
     /// The end of a stop, once the device is gone: marks what is home, and removes the device.
@@ -148,6 +158,7 @@ impl Plane {
             return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
         }
         let engine = server.engine();
+        self.record_last_health(engine);
         let closed = if engine.condition() == Condition::Failed || !engine.is_closed() {
             Err(Failure::failed(
                 "not everything could be brought home, so the array stays dirty: start it again when its parts are well",
@@ -191,6 +202,7 @@ impl Plane {
             return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
         }
         let engine = server.engine();
+        self.record_last_health(engine);
         if engine.condition() == Condition::Failed {
             return StopEnd::StoppedDirty(Failure::failed("the array has FAILED"));
         }
@@ -211,6 +223,37 @@ impl Port for Plane {
     }
 
     async fn stop(&self, how: Stop, hold: Option<DeviceHold>, progress: ProgressSink) -> StopEnd {
+        let end = self.end(how, hold, progress).await;
+        if matches!(end, StopEnd::StillServing(_)) {
+            self.ending.set(false);
+        }
+        end
+    }
+
+    async fn ended(&self) -> Failure {
+        self.thread_ended().await;
+        if self.ending.get() {
+            return std::future::pending().await;
+        }
+        match self.finish_stop().await {
+            StopEnd::Stopped => {
+                Failure::failed("the device was stopped by another program; everything is home")
+            }
+            StopEnd::StoppedDirty(failure) | StopEnd::StillServing(failure) => failure,
+        }
+    }
+
+    async fn watch(&self) -> Infallible {
+        self.watch_health().await
+    }
+
+    async fn claim(&self) -> Result<Claim, Failure> {
+        claim_elsewhere(self.facts.device.block.clone()).await
+    }
+}
+
+impl Plane {
+    async fn end(&self, how: Stop, hold: Option<DeviceHold>, progress: ProgressSink) -> StopEnd {
         match how {
             Stop::Clean => {
                 if let Err(failure) = self.ring.stop(Stop::Clean, progress).await {
@@ -248,31 +291,14 @@ impl Port for Plane {
             }
         }
     }
+}
 
-    async fn ended(&self) -> Failure {
-        let watching = self.watch();
-        let ended = async {
-            loop {
-                self.thread_ended().await;
-                if !self.ending.get() {
-                    return;
-                }
-                std::future::pending::<()>().await;
-            }
-        };
-        tokio::select! {
-            () = watching => unreachable!("it watches for ever"),
-            () = ended => {}
+impl Drop for Plane {
+    /// An end that nobody planned for, before or beside the orderly ones: the process goes, and the device
+    /// stays for a takeover.
+    fn drop(&mut self) {
+        if let Some(serving) = self.serving.get_mut().take() {
+            serving.detach();
         }
-        match self.finish_stop().await {
-            StopEnd::Stopped => {
-                Failure::failed("the device was stopped by another program; everything is home")
-            }
-            StopEnd::StoppedDirty(failure) | StopEnd::StillServing(failure) => failure,
-        }
-    }
-
-    async fn claim(&self) -> Result<Claim, Failure> {
-        claim_elsewhere(self.facts.device.block.clone()).await
     }
 }

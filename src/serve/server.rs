@@ -143,6 +143,8 @@ impl ArrayServer {
                 progress,
                 done,
             } => {
+                // The kernel takes the device away once all requests are answered.
+                self.engine.wait_no_longer_for_members();
                 self.ending = Ending::Stopping(Some((progress, done)));
             }
         }
@@ -265,18 +267,15 @@ impl ArrayServer {
         ] {
             errors.add(clause, count);
         }
-        let (state, reason) = match engine.condition() {
-            Condition::Failed => (
-                State::Failed,
-                Some("the journal cannot be written or flushed".to_owned()),
-            ),
-            Condition::Degraded => (State::Degraded, Some(DEGRADED.to_owned())),
-            Condition::Ok => (State::Dirty, None),
+        let state = match engine.condition() {
+            Condition::Failed => State::Failed,
+            Condition::Degraded => State::Degraded,
+            Condition::Ok => State::Dirty,
         };
         let stalled = self.meter.stalled(now, STALLED_AFTER);
         Live {
             state,
-            reason,
+            reason: reason(engine.condition()).map(str::to_owned),
             journal_used: engine.ring_used(),
             oldest: Some(engine.oldest_age()).filter(|age| !age.is_zero()),
             last_seq: engine.acked_seq(),
@@ -306,7 +305,16 @@ impl ArrayServer {
     }
 }
 
-const DEGRADED: &str = "a member returns errors, or journaled data cannot be read: see the log";
+/// Why an array is in a condition that is not well.
+pub fn reason(condition: Condition) -> Option<&'static str> {
+    match condition {
+        Condition::Ok => None,
+        Condition::Degraded => {
+            Some("a member returns errors, or journaled data cannot be read: see the log")
+        }
+        Condition::Failed => Some("the journal cannot be written or flushed"),
+    }
+}
 
 impl Server for ArrayServer {
     fn needs(&self) -> Needs<'_> {

@@ -25,6 +25,7 @@
 use crate::disk::{Disk, DiskError, DiskOp, check_range};
 use crate::engine::port::Sync;
 use crate::engine::request::Errno;
+use crate::engine::settings::SyncWrite;
 use crate::sim::faults::{Fault, Faults, short_len};
 use crate::sim::random::mix;
 use crate::sim::stamp::SECTOR_LEN;
@@ -50,6 +51,16 @@ pub enum Cache {
     WriteBackWithFua,
     /// It is volatile; a durable write is a write and a flush of what had completed before it began.
     WriteBack,
+}
+
+impl Cache {
+    /// What an engine is told of it.
+    pub fn sync_write(self) -> SyncWrite {
+        match self {
+            Cache::WriteThrough | Cache::WriteBackWithFua => SyncWrite::Alone,
+            Cache::WriteBack => SyncWrite::Flushes,
+        }
+    }
 }
 
 /// Whether a disk keeps its word. Canaries for the oracle do not.
@@ -575,6 +586,9 @@ impl Media {
         }
         if result.is_ok() {
             self.settle_write(to..to + landed, sync, begun);
+        } else if sync == Sync::Data && self.cache == Cache::WriteBack {
+            // It may have been the flush that failed.
+            self.lose_completed_before(begun);
         }
         result
     }
@@ -596,15 +610,20 @@ impl Media {
             return Err(NO_DEVICE);
         }
         if let Some(Fault::Error(errno)) = fault {
-            for held in self.held.values_mut().flatten() {
-                held.dirty = held.dirty && held.completed >= begun;
-            }
+            self.lose_completed_before(begun);
             return Err(errno);
         }
         if self.honesty != Honesty::IgnoresFlush {
             self.retire_completed_before(begun);
         }
         Ok(0)
+    }
+
+    /// A flush failed: the disk has told it once, and will not write what it covered any more.
+    fn lose_completed_before(&mut self, begun: u64) {
+        for held in self.held.values_mut().flatten() {
+            held.dirty = held.dirty && held.completed >= begun;
+        }
     }
 
     fn hold(&mut self, ticket: Ticket, completed: u64, sector: u64, source: Source) {
@@ -780,6 +799,9 @@ impl SimDisk {
         let mut media = self.0.borrow_mut();
         media.faults = Faults::none();
         media.gone = false;
+        for pending in media.in_flight.values_mut() {
+            pending.fault = None;
+        }
     }
 
     /// Whether a failed flush has left versions behind that no later flush saves, though they are read.

@@ -168,7 +168,7 @@ impl Scenario {
                 io_max: 64 * KIB,
                 segments_max: 8,
                 zeroes: true,
-                sync_flushes_all: cache == Cache::WriteBack,
+                sync: cache.sync_write(),
             };
         }
         settings.check(scenario.geometry.ring.size());
@@ -354,7 +354,7 @@ fn draw_settings(
             io_max: FRAME * *random.pick(&[1, 2, 3, 8, 64]),
             segments_max: *random.pick(&[1, 2, 5, 32]),
             zeroes,
-            sync_flushes_all: *cache == Cache::WriteBack,
+            sync: cache.sync_write(),
         })
         .collect();
     // Sometimes only a full ring makes replay run.

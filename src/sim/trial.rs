@@ -479,6 +479,10 @@ impl Trial {
 
     /// Brings disks up, with up to three power cuts inside the recovery; whether there were any.
     fn come_up(&mut self, disks: Vec<SimDisk>, cut_permille: u64) -> Result<(World, bool), Broken> {
+        // What a life's faults do to it is seen in it; the next one begins well.
+        for disk in &disks {
+            disk.repair();
+        }
         let mut disks = disks;
         let mut cuts = 0;
         loop {
@@ -948,21 +952,16 @@ impl Trial {
         self.story
             .note(world.now(), format!("end of life: {how:?}"));
         match how {
-            EndOfLife::PowerCut => {
-                self.count_falls(world.in_flight());
-                let disks = cut::cut(world.disks(), &mut self.random);
-                self.outcome.prints.push(cut::print(&disks));
-                drop(world);
-                let (world, image) = self.recover(disks, Crash::Power)?;
-                self.client.begin_life(image);
-                Ok(world)
-            }
+            EndOfLife::PowerCut => self.end_by_power_cut(world),
             EndOfLife::Kill => {
                 let disks = world.kill(&mut self.random);
                 self.take_over(disks)
             }
             EndOfLife::Handover => {
                 self.close(&mut world, Close::Handover)?;
+                if world.engine().condition() == Condition::Failed {
+                    return self.end_by_power_cut(world);
+                }
                 world
                     .close(world.disks(), Close::Handover, &Fuse::never())
                     .map_err(|error| error.to_string())?;
@@ -970,6 +969,13 @@ impl Trial {
             }
             EndOfLife::Stop => {
                 self.drain(&mut world)?;
+                self.close(&mut world, Close::Stop)?;
+                if world.engine().condition() == Condition::Failed {
+                    return self.end_by_power_cut(world);
+                }
+                for disk in world.disks() {
+                    disk.repair();
+                }
                 let image = self.client.history.newest_image();
                 let disks = self.stop(world, &image)?;
                 let home =
@@ -982,6 +988,16 @@ impl Trial {
                 Ok(world)
             }
         }
+    }
+
+    fn end_by_power_cut(&mut self, world: World) -> Result<World, Broken> {
+        self.count_falls(world.in_flight());
+        let disks = cut::cut(world.disks(), &mut self.random);
+        self.outcome.prints.push(cut::print(&disks));
+        drop(world);
+        let (world, image) = self.recover(disks, Crash::Power)?;
+        self.client.begin_life(image);
+        Ok(world)
     }
 
     /// Every request is answered.

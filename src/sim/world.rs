@@ -710,10 +710,12 @@ impl World {
     }
 }
 
-/// The end of what a dead program had in flight: each operation has happened, or never will.
+/// The end of what a dead program had in flight: each operation has happened, or never will. None fails:
+/// of a flush that fails when nobody is left to hear of it, no program can know.
 pub fn fence(disks: &[SimDisk], random: &mut Random) {
     let landing = *random.pick(&[0, 500, 1000]);
     for disk in disks {
+        disk.repair();
         let mut tickets = disk.in_flight();
         while !tickets.is_empty() {
             let ticket = tickets.swap_remove(random.index(tickets.len()));

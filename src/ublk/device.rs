@@ -495,8 +495,9 @@ impl Device {
         }
     }
 
-    /// Stops a device that no process serves, and fails the requests that wait for one.
-    pub fn abandon(id: u32) -> Result<(), Error> {
+    /// Takes a block device away: waits until its process has answered all requests, and fails them if it
+    /// has none. The queue thread ends when the server is idle after that.
+    pub fn stop(id: u32) -> Result<(), Error> {
         Control::open()?.stop(id)
     }
 
@@ -577,10 +578,9 @@ impl<S> Serving<S> {
         Health(Arc::clone(&self.shared))
     }
 
-    /// Takes the block device away: waits until all requests have been answered. The queue thread ends
-    /// when the server is idle after that.
+    /// [`Device::stop`] of this one.
     pub fn stop(&self) -> Result<(), Error> {
-        Control::open()?.stop(self.id())
+        Device::stop(self.id())
     }
 
     /// Lets go of the queue thread without waiting for it: for a process that is about to end and leaves

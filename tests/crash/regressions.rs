@@ -42,6 +42,13 @@ fn a_failed_flush_of_a_member_that_holds_the_journal_is_one_of_the_journal() {
     passes(&Options::ERRORS, 0xb);
 }
 
+/// A durable write failed on a disk that does it as a write and a flush. It was repeated, and its success
+/// was taken for that of the flush.
+#[test]
+fn a_failed_durable_write_is_not_repeated_where_it_may_have_been_a_flush() {
+    passes(&Options::ERRORS, 0xb1);
+}
+
 /// A member that answers every write with EOPNOTSUPP was tried for ever without a word.
 #[test]
 fn a_write_that_is_not_supported_is_an_error() {

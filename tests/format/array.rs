@@ -13,7 +13,7 @@ use ujournal::disk::{Disk, DiskError};
 use ujournal::engine::port::{IoId, Memory, Operation, Port, Segment};
 use ujournal::engine::recovery;
 use ujournal::engine::request::{Durability, Op, Outcome, Request, Tag, Unmap};
-use ujournal::engine::settings::{PartLimits, Settings};
+use ujournal::engine::settings::{PartLimits, Settings, SyncWrite};
 use ujournal::engine::{Close, Engine};
 use ujournal::journal::ArrayUuid;
 use ujournal::journal::assemble::{Label, Set, assemble, label};
@@ -169,7 +169,7 @@ fn settings(geometry: &Geometry) -> Settings {
         io_max: 64 * KIB,
         segments_max: 8,
         zeroes: true,
-        sync_flushes_all: false,
+        sync: SyncWrite::Unknown,
     };
     let record = record_max(ring);
     let segment = 16 * KIB;
