@@ -10,6 +10,7 @@ pub mod disk;
 pub mod drive;
 pub mod engine;
 pub mod journal;
+pub mod kernel;
 pub mod outcome;
 pub mod serve;
 #[cfg(any(test, feature = "sim"))]

@@ -154,11 +154,6 @@ impl Seq {
         );
         next
     }
-
-    /// The number before this one.
-    pub fn before(self) -> Seq {
-        Seq(self.0 - 1)
-    }
 }
 
 impl fmt::Display for Seq {

@@ -5,7 +5,7 @@
 //! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
 
 use super::from_disk;
-use super::open::{open_parts, placement_of};
+use super::open::open_parts;
 use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
@@ -95,7 +95,7 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
         .min()
         .expect("an array has a member");
     let (placement, journal_size) = match &config.journal {
-        Journal::Attached { size, placement } => (placement_of(*placement), *size),
+        Journal::Attached { size, placement } => (placement.layout(), *size),
         Journal::Detached { size, .. } => {
             let disk = parts[members].size();
             let size = size.unwrap_or(disk);
@@ -179,16 +179,8 @@ fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Resu
     let path = part.path().display().to_string();
     let copies = read_copies(part).map_err(|error| from_disk(&error))?;
     for copy in &copies {
-        match copy {
-            Ok(sb) if force == Force::No => check_superblock(&path, sb, interrupted)?,
-            Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_))
-                if force == Force::No =>
-            {
-                return Err(Failure::refused(format!(
-                    "{path}: carries an array of a newer version of ujournal; label --force overwrites it"
-                )));
-            }
-            Ok(_) | Err(_) => {}
+        if force == Force::No {
+            check_copy(&path, copy, interrupted)?;
         }
     }
     let found = probe(part).map_err(|error| from_disk(&error))?;
@@ -197,6 +189,30 @@ fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Resu
             "{path}: carries {found}; label --force overwrites it",
         ))),
         Some(_) | None => Ok(()),
+    }
+}
+
+/// Refuses whatever has our magic. What cannot be read of an array may still be mended, and its journal
+/// may be needed.
+fn check_copy(
+    path: &str,
+    copy: &Result<Superblock, SuperblockError>,
+    interrupted: &[ArrayUuid],
+) -> Result<(), Failure> {
+    match copy {
+        Ok(sb) => check_superblock(path, sb, interrupted),
+        Err(SuperblockError::Absent) => Ok(()),
+        Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_)) => {
+            Err(Failure::refused(format!(
+                "{path}: carries an array of a newer version of ujournal; label --force overwrites it"
+            )))
+        }
+        Err(damage @ (SuperblockError::Checksum { .. } | SuperblockError::Field { .. })) => {
+            Err(Failure::refused(format!(
+                "{path}: carries a ujournal array whose label is damaged ({}); label --force overwrites it",
+                sentence(damage)
+            )))
+        }
     }
 }
 

@@ -1,18 +1,18 @@
 //! The parts of a configuration: found, told apart, fenced, opened, and put in order.
 
 use super::{from_assemble, from_part};
-use crate::config::{Config, Journal, Placement as ConfigPlacement};
+use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
 use crate::disk::alias::{self, Place};
 use crate::disk::error::PartError;
 use crate::disk::identity::{Kind, Located};
-use crate::disk::kernel::Kernel;
 use crate::disk::limits::PartLimits;
 use crate::disk::lock;
 use crate::disk::part::{Access, Part};
 use crate::journal::assemble::{Set, assemble};
 use crate::journal::geometry::Placement;
+use crate::kernel::Kernel;
 use crate::outcome::{Failure, sentence};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -214,7 +214,7 @@ fn check_agrees(config: &Config, set: &Set) -> Result<(), Failure> {
     }
     let (placement, size) = match &config.journal {
         Journal::Detached { size, .. } => (Placement::Detached, *size),
-        Journal::Attached { size, placement } => (placement_of(*placement), Some(*size)),
+        Journal::Attached { size, placement } => (placement.layout(), Some(*size)),
     };
     if placement != shape.placement {
         return differs("the journal's placement", &placement, &shape.placement);
@@ -224,14 +224,5 @@ fn check_agrees(config: &Config, set: &Set) -> Result<(), Failure> {
             differs("journal.size in bytes", &size, &shape.journal_size)
         }
         _ => Ok(()),
-    }
-}
-
-/// The configuration's placement as the journal's.
-pub(super) fn placement_of(placement: ConfigPlacement) -> Placement {
-    match placement {
-        ConfigPlacement::Start => Placement::Start,
-        ConfigPlacement::Middle => Placement::Middle,
-        ConfigPlacement::End => Placement::End,
     }
 }

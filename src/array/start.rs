@@ -5,7 +5,9 @@
 //! that wants to run in the background has forked before it comes here.
 
 use super::open::{Opened, open, wait_for_parts};
-use super::settings::{Requests, any_rotating, commit_of, machine_memory, settings};
+use super::settings::{
+    Origin, Requests, any_rotating, check_requests, commit_of, machine_memory, settings,
+};
 use super::{from_recovery, scan_reports};
 use crate::config::Config;
 use crate::control::port::RingCommands;
@@ -17,7 +19,7 @@ use crate::engine::Engine;
 use crate::engine::recovery::{self, Errors, Report};
 use crate::engine::settings::Commit;
 use crate::journal::assemble::Set;
-use crate::journal::geometry::{Geometry, ring_size_min};
+use crate::journal::geometry::Geometry;
 use crate::journal::record::RecordError;
 use crate::outcome::{Failure, sentence};
 use crate::serve::server::ArrayServer;
@@ -82,28 +84,21 @@ pub fn bring_up(
     let uuid = set.journal().uuid;
 
     let live = find_ours(&set)?;
-    let takeover = live
-        .as_ref()
-        .map(|found| Device::recover(found.id))
-        .transpose();
-    let takeover = takeover.map_err(|error| Failure::failed(sentence(&error)))?;
     // What the live device says wins over the file until the next clean start.
-    let requests = match &takeover {
-        Some(device) => requests_of(device.parameters()),
-        None => Requests {
-            depth: config.device.queue_depth,
-            max_io: config.device.max_io,
-            commit: commit_of(config.commit.sync),
-        },
+    let (origin, requests) = match &live {
+        Some(found) => (Origin::Device(found.id), requests_of(&found.parameters)),
+        None => (
+            Origin::File,
+            Requests {
+                depth: config.device.queue_depth,
+                max_io: config.device.max_io,
+                commit: commit_of(config.commit.sync),
+            },
+        ),
     };
-    if ring_size < ring_size_min(requests.max_io) {
-        return Err(Failure::refused(format!(
-            "{}: device.max_io is {}, for which the ring must have {} bytes, but it has {ring_size}: lower it",
-            config.file.display(),
-            requests.max_io,
-            ring_size_min(requests.max_io)
-        )));
-    }
+    check_requests(config, origin, requests, ring_size)?;
+    let takeover = live.map(|found| Device::recover(found.id)).transpose();
+    let takeover = takeover.map_err(|error| Failure::failed(sentence(&error)))?;
     let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
     let (depth, operations, window) = (settings.queue_depth, settings.ios, settings.window);
     let errors = if options.clear_error {

@@ -20,7 +20,7 @@ use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::daemon::ready::{Ready, Started};
 use crate::daemon::{self, Up, machine, spawn};
-use crate::outcome::{Exit, Failure};
+use crate::outcome::{Exit, Failure, sentence};
 use crate::serve::plane::Plane;
 use serde_json::json;
 use std::ffi::OsString;
@@ -289,7 +289,7 @@ pub(super) fn clear(args: &ClearArgs) -> Result<Exit, Failure> {
 
 fn load(file: &Path) -> Result<Config, Failure> {
     Config::load(file).map_err(|error| {
-        let message = error.to_string();
+        let message = sentence(&error);
         match error {
             // A file that is not there is a slip on the command line; one that cannot be read is not.
             ConfigError::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// It could not be read at all.
-    #[error("{}: cannot read the configuration: {source}", file.display())]
+    #[error("{}: cannot read the configuration", file.display())]
     Read {
         /// The file, as it was given.
         file: PathBuf,

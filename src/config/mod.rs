@@ -43,8 +43,8 @@ mod tests;
 
 pub use error::ConfigError;
 
-use crate::units::{FRAME, KIB, MIB};
-use limits::JournalShape;
+use crate::journal::geometry;
+use crate::units::{FRAME, KIB, MIB, to_u64};
 use quantity::size_exact;
 use reader::{Reader, Section};
 use std::fmt;
@@ -125,6 +125,17 @@ pub enum Placement {
     Middle,
     /// Behind it.
     End,
+}
+
+impl Placement {
+    /// As the format has it.
+    pub fn layout(self) -> geometry::Placement {
+        match self {
+            Placement::Start => geometry::Placement::Start,
+            Placement::Middle => geometry::Placement::Middle,
+            Placement::End => geometry::Placement::End,
+        }
+    }
 }
 
 impl fmt::Display for Placement {
@@ -280,14 +291,6 @@ impl Config {
             Journal::Attached { .. } => None,
         }
     }
-
-    /// What the smallest journal depends on.
-    pub fn journal_shape(&self) -> JournalShape {
-        match self.journal {
-            Journal::Detached { .. } => JournalShape::Detached,
-            Journal::Attached { .. } => attached(&self.data),
-        }
-    }
 }
 
 /// The text of `file`: a regular file of reasonable size, in UTF-8.
@@ -323,7 +326,7 @@ fn read(file: &Path) -> Result<String, ConfigError> {
                 .read_to_end(&mut bytes)
         })
         .map_err(failed)?;
-    if crate::units::to_u64(bytes.len()) > limits::FILE_BYTES_MAX {
+    if to_u64(bytes.len()) > limits::FILE_BYTES_MAX {
         return Err(not_text("a longer file".to_owned()));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -367,10 +370,11 @@ fn read_journal(
     data: &Data,
     max_io: u64,
 ) -> Result<Journal, ConfigError> {
-    let size_of = |shape: JournalShape| match section.get("size") {
+    let size_of = |placement: geometry::Placement| match section.get("size") {
         None => Ok(None),
         Some(found) => {
-            let least = limits::journal_size_min(max_io, shape);
+            let members = to_u64(data.members.len());
+            let least = limits::journal_size_min(placement, members, data.chunk, max_io);
             let why = least_with(max_io);
             found
                 .size_from(least, &why, limits::JOURNAL_SIZE_MAX, "a size")
@@ -396,7 +400,7 @@ fn read_journal(
         }
         return Ok(Journal::Detached {
             device,
-            size: size_of(JournalShape::Detached)?,
+            size: size_of(geometry::Placement::Detached)?,
         });
     }
 
@@ -408,7 +412,7 @@ fn read_journal(
             ("end", Placement::End),
         ])?,
     };
-    match size_of(attached(data))? {
+    match size_of(placement.layout())? {
         Some(size) => Ok(Journal::Attached { size, placement }),
         None => Err(section.missing(
             "size",
@@ -422,13 +426,6 @@ fn least_with(max_io: u64) -> String {
         "the minimum with device.max_io = \"{}\"",
         size_exact(max_io)
     )
-}
-
-fn attached(data: &Data) -> JournalShape {
-    JournalShape::Attached {
-        chunk: data.chunk,
-        members: data.members.len(),
-    }
 }
 
 fn read_device(section: &Section<'_>) -> Result<Device, ConfigError> {

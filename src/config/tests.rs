@@ -2,6 +2,7 @@
 //! Method: a table of changes to one good file, each with the sentence that it must give.
 
 use super::*;
+use crate::outcome::sentence;
 
 const GOOD: &str = r#"name = "vol0"
 
@@ -510,7 +511,7 @@ fn paths_are_taken_from_the_folder_of_the_file() {
 #[test]
 fn what_is_no_readable_text_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let load = |file: &Path| Config::load(file).expect_err("refused").to_string();
+    let load = |file: &Path| sentence(&Config::load(file).expect_err("refused"));
 
     let gone = folder.path().join("gone.toml");
     assert_eq!(

@@ -2,16 +2,15 @@
 //!
 //! Opening it with `O_EXCL` says whether the kernel itself uses it (a mounted filesystem, md, dm,
 //! swap), and while that descriptor is open nothing of the kind can begin. Programs that just have it
-//! open do not show there: they are found in `/proc/*/fd`. Everything else here is for the sentence
-//! that names them.
+//! open do not show there: the kernel tells of them elsewhere ([`crate::kernel`]), as it tells what else
+//! the sentence says that names the users.
 
+use crate::kernel::{DeviceNumber, Identity, Kernel};
 use crate::outcome::Failure;
 use rustix::fs::OFlags;
-use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -45,6 +44,7 @@ pub enum Claim {
 /// Takes the device if nobody uses it. Waits up to a second for programs that only look. Blocks.
 pub fn claim(device: &Path) -> io::Result<Claim> {
     let number = block_device_number(device)?;
+    let kernel = Kernel::running();
     let mut users = String::new();
     for attempt in 0..TRIES {
         if attempt > 0 {
@@ -57,7 +57,7 @@ pub fn claim(device: &Path) -> io::Result<Claim> {
             }
             Err(error) => return Err(error),
         };
-        let found = Users::of(number);
+        let found = Users::of(&kernel, number);
         match hold {
             Some(file) if found.processes.is_empty() && found.loops.is_empty() => {
                 return Ok(Claim::Free(DeviceHold::of(file)));
@@ -83,15 +83,13 @@ pub async fn claim_elsewhere(device: PathBuf) -> Result<Claim, Failure> {
     }
 }
 
-fn block_device_number(device: &Path) -> io::Result<u64> {
-    let metadata = fs::metadata(device)?;
-    if metadata.file_type().is_block_device() {
-        Ok(metadata.rdev())
-    } else {
-        Err(io::Error::new(
+fn block_device_number(device: &Path) -> io::Result<DeviceNumber> {
+    match Identity::of(&fs::metadata(device)?) {
+        Ok(Identity::Device(number)) => Ok(number),
+        Ok(Identity::File { .. }) | Err(_) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "expected a block device",
-        ))
+        )),
     }
 }
 
@@ -107,27 +105,30 @@ fn open_exclusively(device: &Path) -> io::Result<File> {
 /// Everybody who uses a device or one of its partitions.
 #[derive(Default, Debug)]
 struct Users {
-    mounts: BTreeSet<PathBuf>,
+    mounts: Vec<PathBuf>,
     swaps: Vec<String>,
     holders: Vec<String>,
     loops: Vec<String>,
-    processes: Vec<(i32, String)>,
+    /// Others than we, by number and name.
+    processes: Vec<(u32, String)>,
 }
 
 impl Users {
-    fn of(rdev: u64) -> Users {
-        let system = Path::new("/sys/dev/block").join(dev_text(rdev));
-        let devices = with_partitions(rdev, &system);
-        let is_ours = |found: &Metadata| {
-            found.file_type().is_block_device() && devices.contains(&found.rdev())
-        };
-        let names_ours = |path: &Path| fs::metadata(path).is_ok_and(|found| is_ours(&found));
+    fn of(kernel: &Kernel, number: DeviceNumber) -> Users {
+        let mut devices = vec![number];
+        devices.extend(kernel.partitions(number));
+        let places: Vec<Identity> = devices.iter().copied().map(Identity::Device).collect();
+        let is_swap = places.iter().any(|place| kernel.is_swap(*place));
+        let loops = places.iter().flat_map(|place| kernel.loops_over(*place));
         Users {
-            mounts: mounts(&devices, &names_ours),
-            swaps: swaps(&names_ours),
-            holders: holders(&system),
-            loops: loops(&names_ours),
-            processes: processes(&is_ours),
+            mounts: kernel.mount_points(&devices),
+            swaps: is_swap.then(|| "swap".to_owned()).into_iter().collect(),
+            holders: devices
+                .iter()
+                .flat_map(|device| kernel.holders(*device))
+                .collect(),
+            loops: loops.map(|device| device.name).collect(),
+            processes: processes(kernel, &places),
         }
     }
 
@@ -175,198 +176,12 @@ fn some_of(names: &[String]) -> String {
     }
 }
 
-fn dev_text(rdev: u64) -> String {
-    format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev))
-}
-
-/// The device and its partitions, by number.
-fn with_partitions(rdev: u64, system: &Path) -> BTreeSet<u64> {
-    let mut devices = BTreeSet::from([rdev]);
-    for entry in entries(system) {
-        if entry.join("partition").exists() {
-            devices.extend(
-                fs::read_to_string(entry.join("dev"))
-                    .ok()
-                    .and_then(|text| parse_dev(&text)),
-            );
-        }
-    }
-    devices
-}
-
-fn parse_dev(text: &str) -> Option<u64> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some(rustix::fs::makedev(
-        major.parse().ok()?,
-        minor.parse().ok()?,
-    ))
-}
-
-/// What is in a folder; nothing if it cannot be read: a process that ended, a device that went.
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder)
+fn processes(kernel: &Kernel, places: &[Identity]) -> Vec<(u32, String)> {
+    kernel
+        .openers(places)
         .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
+        .map(|(process, _)| (process.pid, kernel.process_name(process.pid)))
         .collect()
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name()
-        .map_or(String::new(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Programs that have open what `wanted` says, ourselves aside.
-fn processes(wanted: &dyn Fn(&Metadata) -> bool) -> Vec<(i32, String)> {
-    let own = i32::try_from(std::process::id()).expect("a pid is positive and small");
-    let mut found = Vec::new();
-    for process in entries(Path::new("/proc")) {
-        let Ok(pid) = file_name(&process).parse::<i32>() else {
-            continue;
-        };
-        if pid == own {
-            continue;
-        }
-        let has_it = entries(&process.join("fd")).iter().any(|fd| {
-            // Only what has the name of a file is looked up: the state of a socket or of a file on
-            // a server that is gone might never come.
-            fs::read_link(fd).is_ok_and(|name| could_be_device(&name))
-                && fs::metadata(fd).is_ok_and(|metadata| wanted(&metadata))
-        });
-        if has_it {
-            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-            found.push((pid, name.trim_end().to_owned()));
-        }
-    }
-    found.sort();
-    found
-}
-
-/// Device nodes lie under /dev; one made elsewhere by hand keeps its usual name.
-fn could_be_device(name: &Path) -> bool {
-    name.starts_with("/dev") || file_name(name).starts_with("ublkb")
-}
-
-/// Where filesystems on `devices` are mounted, in whichever mount namespace.
-fn mounts(devices: &BTreeSet<u64>, names_ours: &dyn Fn(&Path) -> bool) -> BTreeSet<PathBuf> {
-    let mut namespaces = BTreeSet::new();
-    let mut found = BTreeSet::new();
-    for process in entries(Path::new("/proc")) {
-        let Ok(namespace) = fs::read_link(process.join("ns/mnt")) else {
-            continue;
-        };
-        if file_name(&process).parse::<i32>().is_ok() && namespaces.insert(namespace) {
-            let text = fs::read(process.join("mountinfo")).unwrap_or_default();
-            let ours = |mount: &Mount| {
-                // btrfs and others have a number of their own: there the name of the source tells.
-                devices.contains(&mount.device)
-                    || (mount.source.starts_with("/dev") && names_ours(&mount.source))
-            };
-            found.extend(
-                parse_mountinfo(&text)
-                    .into_iter()
-                    .filter(ours)
-                    .map(|mount| mount.point),
-            );
-        }
-    }
-    found
-}
-
-/// One line of mountinfo.
-#[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Mount {
-    pub(crate) device: u64,
-    pub(crate) point: PathBuf,
-    pub(crate) source: PathBuf,
-}
-
-/// `36 35 98:0 /root /mnt opts shared:1 - ext4 /dev/sdb opts`, the number of optional fields before
-/// `-` being free. Lines that look otherwise are passed over.
-pub(crate) fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
-    let parse = |line: &[u8]| {
-        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-        let dash = fields.iter().position(|field| *field == b"-")?;
-        Some(Mount {
-            device: parse_dev(std::str::from_utf8(fields.get(2)?).ok()?)?,
-            point: unescaped(fields.get(4)?),
-            source: unescaped(fields.get(dash + 2)?),
-        })
-    };
-    text.split(|byte| *byte == b'\n')
-        .filter_map(parse)
-        .collect()
-}
-
-/// The kernel writes blanks and backslashes in paths as `\040`.
-fn unescaped(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\')
-            .then(|| after.get(..3))
-            .flatten()
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match octal {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsStr::from_bytes(&bytes))
-}
-
-fn swaps(names_ours: &dyn Fn(&Path) -> bool) -> Vec<String> {
-    let text = fs::read("/proc/swaps").unwrap_or_default();
-    text.split(|byte| *byte == b'\n')
-        .skip(1)
-        .filter_map(|line| line.split(|byte| *byte == b' ' || *byte == b'\t').next())
-        .filter(|field| field.starts_with(b"/"))
-        .any(|field| names_ours(&unescaped(field)))
-        .then(|| "swap".to_owned())
-        .into_iter()
-        .collect()
-}
-
-/// Devices that the kernel has put on top: md, dm.
-fn holders(system: &Path) -> Vec<String> {
-    let mut places = vec![system.to_owned()];
-    places.extend(
-        entries(system)
-            .into_iter()
-            .filter(|entry| entry.join("partition").exists()),
-    );
-    let mut names: Vec<String> = places
-        .iter()
-        .flat_map(|place| entries(&place.join("holders")))
-        .map(|holder| file_name(&holder))
-        .collect();
-    names.sort();
-    names
-}
-
-/// Loop devices keep what is under them open without claiming it.
-fn loops(names_ours: &dyn Fn(&Path) -> bool) -> Vec<String> {
-    let mut names: Vec<String> = entries(Path::new("/sys/block"))
-        .iter()
-        .filter(|block| {
-            fs::read(block.join("loop/backing_file")).is_ok_and(|text| {
-                names_ours(Path::new(std::ffi::OsStr::from_bytes(
-                    text.trim_ascii_end(),
-                )))
-            })
-        })
-        .map(|block| file_name(block))
-        .collect();
-    names.sort();
-    names
 }
 
 #[cfg(test)]
@@ -375,33 +190,13 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn mountinfo_is_read_whatever_stands_in_it() {
-        let text =
-            b"36 35 98:0 / /mnt/with\\040blank rw,noatime shared:1 master:2 - ext4 /dev/sdb rw\n\
-                     37 35 0:45 /sub /back\\134slash rw - btrfs /dev/ublkb0 rw\n\
-                     nonsense\n38 35 x:y / / rw - ext4 /dev/sdc rw\n39 35 1:2 / / rw -\n\
-                     40 35 1:3 / /odd\\9 rw - tmpfs none rw";
-        let mounts = parse_mountinfo(text);
-        let points: Vec<&str> = mounts
-            .iter()
-            .map(|mount| mount.point.to_str().expect("text"))
-            .collect();
-        assert_eq!(points, ["/mnt/with blank", "/back\\slash", "/odd\\9"]);
-        assert_eq!(mounts[0].device, rustix::fs::makedev(98, 0));
-        assert_eq!(mounts[1].source, Path::new("/dev/ublkb0"));
-        proptest::proptest!(|(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300))| {
-            parse_mountinfo(&bytes);
-        });
-    }
-
-    #[test]
     fn the_sentence_names_who_uses_it() {
         let mut users = Users::default();
         assert_eq!(
             users.sentence(),
             "used by the kernel or by another container"
         );
-        users.mounts.insert("/mnt".into());
+        users.mounts.push("/mnt".into());
         users.holders.push("dm-3".to_owned());
         users.processes = (1..=6).map(|pid| (pid, "dd".to_owned())).collect();
         assert_eq!(
@@ -412,11 +207,11 @@ mod tests {
 
     #[test]
     fn a_process_that_has_it_open_is_found_and_named() {
-        // Any file will do in place of a device, as long as it lies where devices lie.
-        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
-        let inode = file.as_file().metadata().expect("metadata").ino();
-        let wanted = |found: &Metadata| found.is_file() && found.ino() == inode;
-        assert_eq!(processes(&wanted), [], "our own does not count");
+        // Any file will do in place of a device.
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let place = Identity::of(&file.as_file().metadata().expect("metadata")).expect("a file");
+        let found = || processes(&Kernel::running(), &[place]);
+        assert_eq!(found(), [], "our own does not count");
 
         let input = File::open(file.path()).expect("opened");
         let mut child = Command::new("sleep")
@@ -424,11 +219,10 @@ mod tests {
             .stdin(Stdio::from(input))
             .spawn()
             .expect("sleep");
-        let pid = i32::try_from(child.id()).expect("a pid");
-        let found = processes(&wanted);
+        let found = found();
         child.kill().expect("killed");
         child.wait().expect("reaped");
-        assert_eq!(found, [(pid, "sleep".to_owned())]);
+        assert_eq!(found, [(child.id(), "sleep".to_owned())]);
     }
 
     #[test]

@@ -177,6 +177,7 @@ impl RingPort {
     }
 
     /// Returns when the I/O thread has dropped its end.
+    #[cfg(test)]
     pub async fn closed(&self) {
         self.commands.closed().await;
     }

@@ -33,8 +33,6 @@ pub enum Stage {
     Scan,
     /// Copying home; in bytes.
     Replay,
-    /// Making what was copied durable; in parts.
-    Flush,
 }
 
 impl Progress {
@@ -71,7 +69,6 @@ impl Progress {
             Stage::Zero => "zeroed",
             Stage::Scan => "read",
             Stage::Replay => "replayed",
-            Stage::Flush => "flushed",
         };
         let mut line = format!("{verb} {}", self.amount(self.done));
         if self.total > 0 {
@@ -101,7 +98,6 @@ impl Progress {
         match self.stage {
             Stage::Wait => format!("{} s", n / 1000),
             Stage::Zero | Stage::Scan | Stage::Replay => size_rough(n),
-            Stage::Flush => n.to_string(),
         }
     }
 
@@ -197,10 +193,10 @@ mod tests {
     fn a_report_that_finds_no_room_is_dropped() {
         let (sink, mut receiver) = ProgressSink::channel();
         for n in 0..100 {
-            sink.report(Progress::new(Stage::Flush, n, 100));
+            sink.report(Progress::new(Stage::Replay, n, 100));
         }
         assert_eq!(receiver.try_recv().expect("the first").done, 0);
         drop(receiver);
-        sink.report(Progress::new(Stage::Flush, 1, 1));
+        sink.report(Progress::new(Stage::Replay, 1, 1));
     }
 }

@@ -11,6 +11,7 @@
 //! ends. The file of the lock stays: unlinking it would let two daemons lock two different files.
 
 use crate::config::ArrayName;
+use crate::kernel::{Kernel, Life};
 use crate::outcome::Failure;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -155,7 +156,7 @@ impl RunDir {
     }
 
     /// The pid of the daemon of `name`, if there is one.
-    pub fn daemon(&self, name: &ArrayName) -> Option<i32> {
+    pub fn daemon(&self, name: &ArrayName) -> Option<u32> {
         let mut file = File::open(self.lock_file(name)).ok()?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => None,
@@ -215,50 +216,18 @@ pub struct DaemonLock {
     _file: File,
 }
 
-fn read_pid(file: &mut File) -> Option<i32> {
+fn read_pid(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.rewind().ok()?;
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
-/// Whether a process will never run its own code again: it is gone, a zombie, on its way out, or was
-/// sent a SIGKILL that it has not come to yet.
+/// Whether a process will never run its own code again.
 ///
 /// Such a process can still hold locks, for what it had in flight must end first.
-pub fn is_dying(pid: i32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return true;
-    };
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return true;
-    };
-    dying_by(&stat, &status)
-}
-
-fn dying_by(stat: &str, status: &str) -> bool {
-    const PF_EXITING: u64 = 0x4;
-    const SIGKILL_BIT: u64 = 1 << 8;
-
-    // `pid (name) state ppid pgrp session tty tpgid flags ...`; the name may hold anything, also `)`.
-    let mut fields = stat
-        .rsplit_once(')')
-        .map_or("", |(_, rest)| rest)
-        .split_ascii_whitespace();
-    let ended = matches!(fields.next(), Some("Z" | "X" | "x"));
-    let exiting = fields
-        .nth(5)
-        .and_then(|flags| flags.parse::<u64>().ok())
-        .is_some_and(|f| f & PF_EXITING != 0);
-    let killed = status
-        .lines()
-        .filter_map(|line| {
-            line.strip_prefix("SigPnd:")
-                .or_else(|| line.strip_prefix("ShdPnd:"))
-        })
-        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .any(|mask| mask & SIGKILL_BIT != 0);
-    ended || exiting || killed
+fn is_dying(pid: u32) -> bool {
+    Kernel::running().life(pid) == Life::Dead
 }
 
 #[cfg(test)]
@@ -299,7 +268,7 @@ mod tests {
         let (_folder, run, name) = run_dir();
         assert_eq!(run.daemon(&name), None);
         let held = run.lock(&name, no_wait).expect("the first");
-        let pid = i32::try_from(std::process::id()).expect("a pid");
+        let pid = std::process::id();
         assert_eq!(run.daemon(&name), Some(pid));
         let failure = run.lock(&name, no_wait).expect_err("the second");
         assert_eq!(
@@ -330,8 +299,7 @@ mod tests {
             .expect("sleep");
         let mut zombie = Command::new("true").spawn().expect("true");
         fs::write(run.lock_file(&name), format!("{}\n", zombie.id())).expect("written");
-        let dead = i32::try_from(zombie.id()).expect("a pid");
-        while !is_dying(dead) {
+        while !is_dying(zombie.id()) {
             std::thread::sleep(Duration::from_millis(1));
         }
 
@@ -353,22 +321,6 @@ mod tests {
             .lock(&name, |_| Err(Failure::failed("enough")))
             .expect_err("given up");
         assert_eq!(failure.message, "enough");
-    }
-
-    #[test]
-    fn dying_is_told_from_flags_state_and_pending_signals() {
-        let status = |pending: u64| {
-            format!("Name:\tx\nSigPnd:\t0000000000000000\nShdPnd:\t{pending:016x}\nSigBlk:\tffff\n")
-        };
-        let alive = "12 (a ) Z 4) S 1 12 12 0 -1 4194560 100 0";
-        assert!(!dying_by(alive, &status(0)));
-        assert!(dying_by(alive, &status(0x100)));
-        assert!(!dying_by(alive, &status(0x4000)), "SIGTERM may be handled");
-        assert!(dying_by("12 (x) Z 1 12 12 0 -1 4194560", &status(0)));
-        assert!(dying_by("12 (x) D 1 12 12 0 -1 4194564", &status(0)));
-        assert!(!dying_by("", ""));
-        assert!(!is_dying(i32::try_from(std::process::id()).expect("a pid")));
-        assert!(is_dying(i32::MAX));
     }
 
     #[test]

@@ -214,7 +214,10 @@ pub struct MediaStatus {
     pub member_flushes: u64,
 }
 
-/// Errors of parts, named as in the crash specification.
+/// Errors that are counted, named as in the crash model.
+///
+/// Clauses that name no error of their own have no count: a dead journal is J1 or J2 and the FAILED state,
+/// a member that is gone and a part without space are errors of the operations on them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Clause {
     /// A write of the journal failed.
@@ -223,9 +226,6 @@ pub enum Clause {
     /// A flush of the journal failed.
     #[serde(rename = "C-ERR-J2")]
     JournalFlush,
-    /// The journal does not answer at all.
-    #[serde(rename = "C-ERR-J3")]
-    JournalDead,
     /// A record could not be read back, or its checksum does not match.
     #[serde(rename = "C-ERR-J4")]
     JournalRead,
@@ -241,27 +241,18 @@ pub enum Clause {
     /// A read from home failed.
     #[serde(rename = "C-ERR-D4")]
     MemberRead,
-    /// A member is gone.
-    #[serde(rename = "C-ERR-D5")]
-    MemberGone,
-    /// A part has no space where it should have.
-    #[serde(rename = "C-ERR-D6")]
-    NoSpace,
 }
 
 impl Clause {
     /// All of them.
-    pub const ALL: [Clause; 10] = [
+    pub const ALL: [Clause; 7] = [
         Clause::JournalWrite,
         Clause::JournalFlush,
-        Clause::JournalDead,
         Clause::JournalRead,
         Clause::MemberWrite,
         Clause::MemberStalled,
         Clause::MemberFlush,
         Clause::MemberRead,
-        Clause::MemberGone,
-        Clause::NoSpace,
     ];
 
     /// Its place in [`Clause::ALL`].
@@ -277,14 +268,11 @@ impl Clause {
         match self {
             Clause::JournalWrite => "journal writes failed",
             Clause::JournalFlush => "journal flushes failed",
-            Clause::JournalDead => "journal lost",
             Clause::JournalRead => "journal reads failed or rotten",
             Clause::MemberWrite => "member writes failed",
             Clause::MemberStalled => "writers failed after stall_timeout",
             Clause::MemberFlush => "member flushes failed",
             Clause::MemberRead => "member reads failed",
-            Clause::MemberGone => "members gone",
-            Clause::NoSpace => "no space on a part",
         }
     }
 }
@@ -294,11 +282,6 @@ impl Clause {
 pub struct ErrorCounts([u64; Clause::ALL.len()]);
 
 impl ErrorCounts {
-    /// One more.
-    pub fn count(&mut self, clause: Clause) {
-        self.add(clause, 1);
-    }
-
     /// So many more.
     pub fn add(&mut self, clause: Clause, more: u64) {
         let place = &mut self.0[clause.index()];
@@ -556,8 +539,7 @@ pub(crate) mod tests {
             max: 2_500_000,
         };
         let mut errors = ErrorCounts::default();
-        errors.count(Clause::MemberWrite);
-        errors.count(Clause::MemberWrite);
+        errors.add(Clause::MemberWrite, 2);
         Live {
             state: State::Degraded,
             reason: Some("/dev/sdc: writes fail".to_owned()),

@@ -13,18 +13,13 @@
 
 #![expect(unsafe_code, reason = "unshare and close_range have no safe form")]
 
-use crate::control::in_use::{Mount, parse_mountinfo};
+use crate::kernel::{Kernel, device_at};
 use crate::outcome::Failure;
 use rustix::mm::MlockAllFlags;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
-use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-
-/// Layers of device mapper, md and loop that are followed down.
-const STACK_MAX: usize = 16;
 
 /// Sets the process apart. To be called while it has one thread, or at least before any that counts.
 pub fn isolate() -> Result<(), Failure> {
@@ -49,13 +44,12 @@ pub fn isolate() -> Result<(), Failure> {
 /// Takes what is mounted from `device`, or from something on top of it, out of this process's mounts.
 /// Elsewhere it stays mounted.
 pub fn detach_mounts_of(device: &Path) {
-    let Some(number) = device_number(device) else {
+    let Some(number) = device_at(device) else {
         return;
     };
-    let mountinfo = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let ours = parse_mountinfo(&mountinfo)
-        .into_iter()
-        .filter(|mount| lies_on(mount, number));
+    let kernel = Kernel::running();
+    let mounts = kernel.own_mounts().into_iter();
+    let ours = mounts.filter(|mount| kernel.lies_on(mount, number));
     // What was mounted last goes first.
     let points: Vec<PathBuf> = ours.map(|mount| mount.point).collect();
     for point in points.into_iter().rev() {
@@ -64,50 +58,6 @@ pub fn detach_mounts_of(device: &Path) {
             Err(error) => tracing::warn!("{}: stays among our mounts: {error}", point.display()),
         }
     }
-}
-
-fn device_number(path: &Path) -> Option<u64> {
-    let found = fs::metadata(path).ok()?;
-    found.file_type().is_block_device().then(|| found.rdev())
-}
-
-/// Some filesystems (btrfs) have numbers of their own: there the name of the source tells.
-fn lies_on(mount: &Mount, device: u64) -> bool {
-    let by_name = mount
-        .source
-        .starts_with("/dev")
-        .then(|| device_number(&mount.source))
-        .flatten();
-    [Some(mount.device), by_name]
-        .into_iter()
-        .flatten()
-        .any(|found| stands_on(&system_folder(found), &system_folder(device), STACK_MAX))
-}
-
-fn system_folder(number: u64) -> PathBuf {
-    let link = format!(
-        "/sys/dev/block/{}:{}",
-        rustix::fs::major(number),
-        rustix::fs::minor(number)
-    );
-    fs::canonicalize(&link).unwrap_or_else(|_| PathBuf::from(link))
-}
-
-/// Whether the device in folder `upper` is the one in `lower`, a partition of it, or on top of it.
-fn stands_on(upper: &Path, lower: &Path, depth: usize) -> bool {
-    if upper.starts_with(lower) {
-        return true;
-    }
-    let Some(depth) = depth.checked_sub(1) else {
-        return false;
-    };
-    let slaves = fs::read_dir(upper.join("slaves"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    slaves
-        .filter_map(|slave| fs::canonicalize(slave.path()).ok())
-        .any(|slave| stands_on(&slave, lower, depth))
 }
 
 /// Keeps every descriptor but the first three from what is executed next: a lock or a pipe of the
@@ -132,50 +82,10 @@ pub(super) fn keep_descriptors_from_children() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
-
-    #[test]
-    fn a_mount_is_followed_down_through_partitions_and_layers() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let root = folder.path().canonicalize().expect("a path");
-        let device = root.join("block/ublkb0");
-        let partition = device.join("ublkb0p1");
-        let other = root.join("block/ublkb01");
-        let [lower, upper] = ["dm-0", "dm-1"].map(|name| root.join("block").join(name));
-        for path in [
-            &partition,
-            &other,
-            &lower.join("slaves"),
-            &upper.join("slaves"),
-        ] {
-            fs::create_dir_all(path).expect("made");
-        }
-        symlink(&partition, lower.join("slaves/ublkb0p1")).expect("linked");
-        symlink(&lower, upper.join("slaves/dm-0")).expect("linked");
-        for (path, expected) in [
-            (&device, true),
-            (&partition, true),
-            (&lower, true),
-            (&upper, true),
-            (&other, false),
-        ] {
-            assert_eq!(
-                stands_on(path, &device, STACK_MAX),
-                expected,
-                "{}",
-                path.display()
-            );
-        }
-        // A ring of layers, which the kernel never makes, ends all the same.
-        symlink(&upper, other.join("loop")).expect("linked");
-        fs::create_dir(other.join("slaves")).expect("made");
-        symlink(&other, other.join("slaves/self")).expect("linked");
-        assert!(!stands_on(&other, &device, STACK_MAX));
-    }
 
     #[test]
     fn descriptors_are_kept_from_children() {
-        let file = fs::File::open("/dev/null").expect("opened");
+        let file = std::fs::File::open("/dev/null").expect("opened");
         rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).expect("set");
         keep_descriptors_from_children().expect("kept");
         assert_eq!(

@@ -14,7 +14,7 @@
 //! against everybody else, so that the fence meets it.
 
 use super::identity::{DeviceNumber, Identity, Located};
-use super::kernel::Kernel;
+use crate::kernel::Kernel;
 use crate::units::Offset;
 use std::fs;
 use std::ops::Range;
@@ -188,8 +188,8 @@ mod tests {
     //! with links; machines laid out with partitions and loop devices. Real loop devices are in
     //! `device_tests`.
 
-    use super::super::kernel::layout::Machine;
     use super::*;
+    use crate::kernel::layout::Machine;
     use std::path::Path;
 
     fn device(path: &str, number: &str) -> Located {

@@ -6,10 +6,10 @@
 
 use super::alias::{self, Place, Step, Why};
 use super::identity::{Kind, Located};
-use super::kernel::Kernel;
 use super::limits::WriteCache;
 use super::lock::{InUse, PATIENCE};
 use super::{Access, Disk, Part, PartError};
+use crate::kernel::Kernel;
 use crate::units::MIB;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

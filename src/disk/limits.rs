@@ -7,8 +7,8 @@
 use super::buffer::AlignedBuffer;
 use super::error::PartError;
 use super::identity::{DeviceNumber, Identity, Located};
-use super::kernel::Kernel;
 use super::part::Access;
+use crate::kernel::Kernel;
 use crate::units::{FRAME, KIB, MIB, SECTOR, round_down, to_u64, to_usize};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use std::fs::File;

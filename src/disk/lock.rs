@@ -22,8 +22,8 @@
 
 use super::error::PartError;
 use super::identity::{DeviceNumber, Identity, Located, cannot_open};
-use super::kernel::{Kernel, Life, Opening, Process};
 use super::part::Access;
+use crate::kernel::{Kernel, Life, Opening, Process};
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -213,7 +213,7 @@ pub(super) fn open_direct(
 /// Refuses the users that take no lock which ours would meet: a loop device, and swap in a file.
 fn refuse_quiet_users(kernel: &Kernel, located: &Located) -> Result<(), InUse> {
     let path = &located.path;
-    if let Some(device) = kernel.loop_over(located.identity) {
+    if let Some(device) = kernel.loops_over(located.identity).into_iter().next() {
         return Err(InUse::Device {
             path: path.clone(),
             device: device.name,
@@ -285,7 +285,7 @@ fn related(kernel: &Kernel, identity: Identity) -> Vec<Identity> {
 
 fn user_in_the_kernel(kernel: &Kernel, place: Identity) -> Option<User> {
     if let Identity::Device(number) = place {
-        if let Some(at) = kernel.mount_point(number) {
+        if let Some(at) = kernel.mount_points(&[number]).into_iter().next() {
             return Some(User::Mounted(at));
         }
         if let Some(device) = kernel.holders(number).into_iter().next() {
@@ -342,9 +342,9 @@ mod tests {
     //! locks on real files, held by `flock` of util-linux or by an open file that is in no process; laid
     //! out machines for device mapper, md and partitions; the real devices are in `device_tests`.
 
-    use super::super::kernel::layout::Machine;
     use super::super::part::Part;
     use super::*;
+    use crate::kernel::layout::Machine;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     use std::io::IoSlice;
     use std::os::fd::AsFd;

@@ -19,7 +19,6 @@ pub mod buffer;
 pub mod error;
 pub mod fill;
 pub mod identity;
-pub mod kernel;
 pub mod limits;
 pub mod lock;
 pub mod part;

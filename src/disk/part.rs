@@ -9,10 +9,10 @@
 use super::buffer::{AlignedBuffer, is_aligned};
 use super::error::PartError;
 use super::identity::{Identity, Kind, Located};
-use super::kernel::Kernel;
 use super::limits::{self, PartLimits};
 use super::lock::{self, Waiting};
 use super::{Disk, DiskError, DiskOp};
+use crate::kernel::Kernel;
 use crate::units::{MIB, Offset, SECTOR, round_down, to_u64, to_usize};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -106,11 +106,6 @@ impl Part {
     /// As it was given.
     pub fn path(&self) -> &Path {
         &self.located.path
-    }
-
-    /// Without symbolic links.
-    pub fn canonical_path(&self) -> &Path {
-        &self.located.canonical
     }
 
     /// A block device or a file.

@@ -543,12 +543,16 @@ impl Engine {
                 Ok(batch) => self.seal_batch(port, batch),
                 Err(blocked) => {
                     self.commits.blocked = Some(blocked);
-                    self.counters.stalls += 1;
                     break;
                 }
             }
         }
         self.refuse_stalled(port);
+    }
+
+    /// At the end of a turn: whether writes wait for space.
+    pub(super) fn count_stall(&mut self) {
+        self.counters.stalls += u64::from(self.commits.blocked == Some(Blocked::Space));
     }
 
     fn is_time_to_seal(&self) -> bool {
@@ -806,6 +810,7 @@ impl Engine {
             return;
         }
         for waiting in self.commits.waiting.drain(..) {
+            self.counters.refused_writes += 1;
             port.reply(waiting.tag, Outcome::Failed(Errno::IO));
         }
     }

@@ -121,8 +121,10 @@ pub struct Counters {
     pub home_bytes: u64,
     /// Bytes read back from the ring for replay.
     pub loaded_bytes: u64,
-    /// Turns in which a write had to wait for space in the ring.
+    /// Turns at whose end a write had to wait for space in the ring.
     pub stalls: u64,
+    /// Writes that got an error since they had waited for a member that returns errors.
+    pub refused_writes: u64,
     /// Writes of records and anchors that failed for good.
     pub journal_write_errors: u64,
     /// Flushes of the journal that failed.
@@ -258,6 +260,7 @@ impl Engine {
         self.replay(port);
         // Replay may just have made room.
         self.seal(port);
+        self.count_stall();
         self.make_durable(port);
         self.finish_reads(port);
         self.leisure.note(now, self.requests_pending() == 0);

@@ -28,7 +28,7 @@ use crate::journal::geometry::anchor_span;
 use crate::journal::record::{
     EntryOp, Frame, Header, HeaderWriter, Kind, LifeSeed, Record, RecordError,
 };
-use crate::journal::scan::{Disks, Found, ScanError, Scope, scan, write_anchor};
+use crate::journal::scan::{Found, ScanError, Scope, read_ring, scan, write_anchor};
 use crate::journal::superblock::Health;
 use crate::units::{Epoch, FRAME, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
 use std::collections::VecDeque;
@@ -523,26 +523,6 @@ fn write_home(
     for piece in pieces {
         let at = to_usize(skip + piece.at);
         set.disks[piece.part.index()].write(piece.offset, &buffer[at..at + to_usize(piece.len)])?;
-    }
-    Ok(())
-}
-
-/// Reads a range of the ring that may wrap.
-fn read_ring(
-    disks: &mut Disks,
-    ring: &crate::disk::raid0::Stripes,
-    offset: u64,
-    buffer: &mut [u8],
-) -> Result<(), DiskError> {
-    let len = to_u64(buffer.len());
-    let first = len.min(ring.size() - offset);
-    let mut rest = buffer;
-    for (start, len) in [(offset, first), (0, len - first)] {
-        for piece in ring.pieces(start, len) {
-            let (now, later) = rest.split_at_mut(to_usize(piece.len));
-            disks[piece.part.index()].read(piece.offset, now)?;
-            rest = later;
-        }
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::journal::geometry::{
     MARKS_RESERVED, anchor_span, payload_max, record_max, ring_size_min,
 };
+use crate::journal::record::PAYLOAD_MAX;
 use crate::units::{FRAME, KIB, MIB, to_usize};
 use std::time::Duration;
 
@@ -38,6 +39,87 @@ pub enum Commit {
     Flush,
     /// Only once it is durable.
     Always,
+}
+
+/// Extents of the map that each request in flight may need.
+const EXTENTS_PER_REQUEST: usize = 4;
+
+/// What keeps an engine from serving requests of some size, so many at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unfit {
+    /// Nobody could ask.
+    #[error("a queue of 0 requests")]
+    NoQueue,
+    /// The map could not hold what they leave in it.
+    #[error(
+        "a queue of {depth} requests, which needs a map of {needed} extents, but it has {extents}"
+    )]
+    Queue {
+        /// Requests at once.
+        depth: u16,
+        /// Extents for so many.
+        needed: usize,
+        /// Extents that there are.
+        extents: usize,
+    },
+    /// Their payloads would not be whole frames.
+    #[error("requests of up to {0} bytes, expected a multiple of {FRAME}")]
+    Grain(u64),
+    /// One does not fit a record.
+    #[error("requests of up to {0} bytes, but a record holds at most {PAYLOAD_MAX}")]
+    Record(u64),
+    /// Too few records would fit the ring.
+    #[error(
+        "requests of up to {max_io} bytes, for which the ring must have {needed} bytes, but it has {ring_size}"
+    )]
+    Ring {
+        /// Bytes of one request.
+        max_io: u64,
+        /// Bytes of a ring for such.
+        needed: u64,
+        /// Bytes of this ring.
+        ring_size: u64,
+    },
+}
+
+/// Whether requests of up to `max_io` bytes, `depth` of them at once, can be served over a ring of
+/// `ring_size` bytes with `extents` in the map.
+///
+/// # Errors
+/// What is wrong first.
+pub fn check_requests(
+    depth: u16,
+    max_io: u64,
+    ring_size: u64,
+    extents: usize,
+) -> Result<(), Unfit> {
+    if depth == 0 {
+        return Err(Unfit::NoQueue);
+    }
+    let needed = EXTENTS_PER_REQUEST * usize::from(depth);
+    if extents < needed {
+        return Err(Unfit::Queue {
+            depth,
+            needed,
+            extents,
+        });
+    }
+    if max_io == 0 || !max_io.is_multiple_of(FRAME) {
+        return Err(Unfit::Grain(max_io));
+    }
+    if max_io > PAYLOAD_MAX {
+        return Err(Unfit::Record(max_io));
+    }
+    let needed = ring_size_min(max_io);
+    if ring_size < needed {
+        return Err(Unfit::Ring {
+            max_io,
+            needed,
+            ring_size,
+        });
+    }
+    assert!(max_io <= payload_max(ring_size), "the ring is large enough");
+    Ok(())
 }
 
 /// What an engine is built with.
@@ -129,12 +211,11 @@ impl Settings {
 
     /// Asserts that the limits fit each other and a ring of `ring_size` bytes.
     pub fn check(&self, ring_size: u64) {
-        assert!(
-            ring_size >= ring_size_min(self.max_io),
-            "label refuses a smaller journal"
+        assert_eq!(
+            check_requests(self.queue_depth, self.max_io, ring_size, self.extents),
+            Ok(()),
+            "asked before anything is begun"
         );
-        assert!(self.max_io.is_multiple_of(FRAME));
-        assert!(self.max_io <= payload_max(ring_size));
         assert!(self.reserve(ring_size) + 2 * record_max(ring_size) <= ring_size);
         assert!(2 * anchor_span(ring_size) + record_max(ring_size) <= ring_size);
         assert!(self.segment.is_multiple_of(FRAME));
@@ -155,7 +236,6 @@ impl Settings {
         assert!(2 * record_max(ring_size) >= self.segment);
         // Some waypoint always lies within a round of the tail.
         assert!(self.round >= 2 * record_max(ring_size));
-        assert!(self.extents >= 4 * usize::from(self.queue_depth));
         assert!(self.fill < 1000);
         for part in &self.parts {
             assert!(part.io_max >= FRAME && part.io_max.is_multiple_of(FRAME));

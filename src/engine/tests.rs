@@ -8,45 +8,14 @@ use super::recovery::{Errors, close, open};
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
 use super::settings::{PartLimits, Settings, SyncWrite};
 use super::{Close, Engine};
-use crate::disk::buffer::Residency;
-use crate::disk::{Disk, DiskError};
+use crate::disk::Disk;
+use crate::disk::buffer::{AlignedBuffer, Residency};
+use crate::disk::ram::Ram;
 use crate::journal::ArrayUuid;
 use crate::journal::assemble::{Label, Set, assemble, label};
 use crate::journal::geometry::{Placement, Shape};
 use crate::units::{KIB, Lba, MIB, Offset, PartIndex, SECTOR, to_u64, to_usize};
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Duration;
-
-#[derive(Clone)]
-struct Ram(Rc<RefCell<Vec<u8>>>);
-
-impl Disk for Ram {
-    fn size(&self) -> u64 {
-        to_u64(self.0.borrow().len())
-    }
-    fn read(&mut self, offset: Offset, buffer: &mut [u8]) -> Result<(), DiskError> {
-        let at = to_usize(offset.0);
-        buffer.copy_from_slice(&self.0.borrow()[at..at + buffer.len()]);
-        Ok(())
-    }
-    fn write(&mut self, offset: Offset, buffer: &[u8]) -> Result<(), DiskError> {
-        let at = to_usize(offset.0);
-        self.0.borrow_mut()[at..at + buffer.len()].copy_from_slice(buffer);
-        Ok(())
-    }
-    fn flush(&mut self) -> Result<(), DiskError> {
-        Ok(())
-    }
-    fn zero(&mut self, offset: Offset, len: u64) -> Result<(), DiskError> {
-        let at = to_usize(offset.0);
-        self.0.borrow_mut()[at..at + to_usize(len)].fill(0);
-        Ok(())
-    }
-    fn name(&self) -> String {
-        "ram".into()
-    }
-}
 
 /// The least generator that does: the seed of a failing case is printed by the assertion.
 struct Dice(u64);
@@ -77,7 +46,6 @@ struct World {
     buffers: Vec<Vec<u8>>,
     pending: Vec<(IoId, PartIndex, Pending)>,
     replies: Vec<(Tag, Outcome)>,
-    arena: Vec<u8>,
 }
 
 impl Port for World {
@@ -90,13 +58,10 @@ impl Port for World {
     fn submit(&mut self, id: IoId, part: PartIndex, operation: Operation<'_>) {
         let pending = match operation {
             Operation::Read { offset, segments } => Pending::Read(offset, segments.to_vec()),
+            // The bytes are taken when it ends: they must not change until then.
             Operation::Write {
                 offset, segments, ..
-            } => {
-                // The bytes are taken when it ends: they must not change until then.
-                let _ = offset;
-                Pending::Write(offset, encode(segments))
-            }
+            } => Pending::Write(offset, encode(segments)),
             Operation::Flush => Pending::Flush,
             Operation::Zero { offset, len, space } => {
                 self.freed_afterwards |= self.has_refused && space == Space::Freed;
@@ -130,7 +95,7 @@ fn finish_one(engine: &mut Engine, world: &mut World, which: usize) {
         Pending::Read(mut offset, segments) => {
             let mut total = 0;
             for segment in segments {
-                let mut bytes = vec![0; segment.len];
+                let mut bytes = AlignedBuffer::zeroed(segment.len);
                 disk.read(offset, &mut bytes).unwrap();
                 match segment.memory {
                     Memory::Arena(at) => engine
@@ -224,9 +189,7 @@ fn history(seed: u64) -> bool {
         },
     };
     let parts = usize::from(members) + usize::from(placement == Placement::Detached);
-    let disks: Vec<Ram> = (0..parts)
-        .map(|_| Ram(Rc::new(RefCell::new(vec![0; 4 << 20]))))
-        .collect();
+    let disks: Vec<Ram> = (0..parts).map(|_| Ram::new(4 * MIB)).collect();
     let boxed = || {
         disks
             .iter()
@@ -277,9 +240,7 @@ fn history(seed: u64) -> bool {
             buffers: vec![vec![0; 16 << 10]; DEPTH],
             pending: Vec::new(),
             replies: Vec::new(),
-            arena: Vec::new(),
         };
-        let _ = &world.arena;
         let mut now = Duration::ZERO;
         // Requests in flight never overlap here, so that each has one right answer.
         let mut in_flight: Vec<Option<(Request, Vec<u8>)>> = vec![None; DEPTH];
@@ -418,4 +379,131 @@ fn the_device_is_a_byte_array_when_nothing_fails() {
         freed_afterwards > 10,
         "who cannot keep space can still free it: {freed_afterwards}"
     );
+}
+
+/// An engine over a new array of one member and a detached journal.
+fn brought_up(change: impl Fn(&mut Settings)) -> (Engine, World) {
+    let shape = Shape {
+        members: 1,
+        chunk: 4096,
+        member_size: 4 * MIB,
+        placement: Placement::Detached,
+        journal_size: 2 * MIB + 640 * KIB,
+    };
+    let disks = vec![Ram::new(4 * MIB), Ram::new(4 * MIB)];
+    let boxed = || {
+        let disks = disks.iter().cloned();
+        disks.map(|disk| Box::new(disk) as Box<dyn Disk>).collect()
+    };
+    let wanted = Label {
+        uuid: ArrayUuid([5; 16]),
+        name: "t".into(),
+        shape,
+        block_size: 512,
+    };
+    let mut set = label(boxed(), &wanted).unwrap();
+    let mut settings = settings(2, &mut Dice(1));
+    change(&mut settings);
+    let (extents, round) = (settings.extents, settings.round);
+    let (recovered, _) = open(&mut set, extents, round, Errors::Kept, &mut |_, _| {}).unwrap();
+    let engine = Engine::new(
+        settings,
+        set.geometry.clone(),
+        wanted.uuid,
+        recovered,
+        Residency::OnTouch,
+    )
+    .unwrap();
+    let world = World {
+        disks,
+        cannot_zero: &[],
+        has_refused: false,
+        freed_afterwards: false,
+        buffers: vec![vec![0; 16 << 10]; DEPTH],
+        pending: Vec::new(),
+        replies: Vec::new(),
+    };
+    (engine, world)
+}
+
+/// What becomes of the operations of the member.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Hangs,
+    Fails,
+}
+
+/// Writes of `sectors` each in whatever tag is free, to ever new places, for `turns` turns of 10 ms with a
+/// journal that works. Returns how each turn changed the number of stalls, and how many writes failed.
+fn write_on(
+    engine: &mut Engine,
+    world: &mut World,
+    member: Member,
+    sectors: u32,
+    turns: u64,
+) -> (Vec<u64>, u64) {
+    let mut free: Vec<Tag> = (0..8).map(Tag).collect();
+    let (mut lba, mut failed) = (0, 0);
+    let mut stalls = Vec::new();
+    for turn in 1..=turns {
+        for tag in free.drain(..) {
+            engine.request(Request {
+                tag,
+                op: Op::Write,
+                lba: Lba(lba % 2048),
+                sectors,
+                durability: Durability::Later,
+            });
+            lba += u64::from(2 * sectors);
+        }
+        let before = engine.counters().stalls;
+        engine.advance(Duration::from_millis(10 * turn), world);
+        engine.check_invariants();
+        stalls.push(engine.counters().stalls - before);
+        for (tag, outcome) in std::mem::take(&mut world.replies) {
+            failed += u64::from(outcome != Outcome::Done);
+            free.push(tag);
+        }
+        for which in (0..world.pending.len()).rev() {
+            let (id, part, _) = world.pending[which];
+            match (part, member) {
+                (PartIndex(0), Member::Hangs) => {}
+                (PartIndex(0), Member::Fails) => {
+                    world.pending.swap_remove(which);
+                    engine.completed(id, Err(Errno::IO));
+                }
+                _ => finish_one(engine, world, which),
+            }
+        }
+    }
+    (stalls, failed)
+}
+
+#[test]
+fn a_turn_in_which_writers_wait_for_space_is_one_stall() {
+    let (mut engine, mut world) = brought_up(|settings| settings.extents = 4096);
+    let (stalls, failed) = write_on(&mut engine, &mut world, Member::Hangs, 32, 400);
+    assert_eq!(stalls[..2], [0, 0], "the ring is empty");
+    assert!(stalls[300..].iter().all(|n| *n == 1), "{stalls:?}");
+    assert_eq!(failed, 0);
+}
+
+#[test]
+fn a_turn_in_which_writers_wait_for_the_map_is_no_stall() {
+    let (mut engine, mut world) = brought_up(|settings| settings.extents = 4 * DEPTH);
+    let (stalls, failed) = write_on(&mut engine, &mut world, Member::Hangs, 1, 400);
+    assert!(engine.requests_pending() > 0, "they wait");
+    assert!(stalls.iter().all(|n| *n == 0), "{stalls:?}");
+    assert_eq!(failed, 0);
+}
+
+#[test]
+fn writes_that_are_refused_for_a_failing_member_are_counted() {
+    let (mut engine, mut world) = brought_up(|settings| {
+        settings.extents = 4096;
+        settings.stall_timeout = Some(Duration::from_secs(1));
+    });
+    let (_, failed) = write_on(&mut engine, &mut world, Member::Fails, 32, 600);
+    assert!(failed > 0, "the ring is full and the member fails");
+    assert_eq!(engine.counters().refused_writes, failed);
 }

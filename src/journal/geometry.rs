@@ -116,19 +116,33 @@ pub struct AnchorPlaces {
     pub copies: [Offset; 2],
 }
 
-/// Bytes of the ring that requests of up to `max_io` bytes need: eight of the largest records, and
-/// room for the records without payload that keep a full journal going.
-pub fn ring_size_min(max_io: u64) -> u64 {
-    8 * (max_io + 16 * KIB) + MARKS_RESERVED * FRAME
-}
+/// A ring holds at least this many of the largest records.
+pub const RECORDS_MIN: u64 = 8;
+
+/// What the header of each of them is counted as, in bytes.
+pub const HEADER_COUNTED: u64 = 16 * KIB;
 
 /// Header-only records that the ring's reserve holds: each start takes one until replay has moved on.
 pub const MARKS_RESERVED: u64 = 64;
 
+// A header is never longer than what is counted for it. The reserve of a running engine is two largest
+// records and the header-only ones: it must leave room for others in the smallest ring.
+const _: () = assert!(HEADER_LEN_MAX as u64 <= HEADER_COUNTED);
+const _: () = assert!(RECORDS_MIN > 2);
+// Chunks and payloads are whole frames.
+const _: () = assert!(CHUNK_MIN.is_multiple_of(FRAME) && PAYLOAD_MAX.is_multiple_of(FRAME));
+const _: () = assert!(CHUNK_MIN.is_power_of_two() && CHUNK_MAX.is_power_of_two());
+
+/// Bytes of the ring that requests of up to `max_io` bytes need: eight of the largest records, and
+/// room for the records without payload that keep a full journal going.
+pub fn ring_size_min(max_io: u64) -> u64 {
+    RECORDS_MIN * (max_io + HEADER_COUNTED) + MARKS_RESERVED * FRAME
+}
+
 /// Most bytes of payload of a record in a ring of `ring_size` bytes: a record is at most an eighth of it.
 pub fn payload_max(ring_size: u64) -> u64 {
     let room = ring_size.saturating_sub(MARKS_RESERVED * FRAME);
-    let eighth = (room / 8).saturating_sub(to_u64(HEADER_LEN_MAX));
+    let eighth = (room / RECORDS_MIN).saturating_sub(to_u64(HEADER_LEN_MAX));
     PAYLOAD_MAX.min(round_down(eighth, FRAME))
 }
 
@@ -142,15 +156,15 @@ pub fn anchor_span(ring_size: u64) -> u64 {
     round_down((ring_size / 8).min(256 * MIB), FRAME).max(record_max(ring_size))
 }
 
-/// The smallest journal `size` that a configuration may ask for.
+/// The smallest journal `size` that a configuration may ask for: the ring, and what is kept out of it.
+///
+/// An attached one need not be whole chunks on each member: the layout rounds it up.
 pub fn journal_size_min(placement: Placement, members: u64, chunk: u64, max_io: u64) -> u64 {
-    let ring = ring_size_min(max_io);
-    match placement {
-        Placement::Detached => 2 * MARGIN + 2 * FRAME + ring,
-        Placement::Start | Placement::Middle | Placement::End => {
-            members * (round_up(ring.div_ceil(members), chunk) + 2 * chunk)
-        }
-    }
+    let around = match placement {
+        Placement::Detached => 2 * MARGIN + 2 * FRAME,
+        Placement::Start | Placement::Middle | Placement::End => members * 2 * chunk,
+    };
+    ring_size_min(max_io) + around
 }
 
 impl Geometry {
@@ -394,17 +408,35 @@ mod tests {
     }
 
     #[test]
-    fn the_least_journal_size_that_is_named_is_enough() {
+    fn the_least_journal_size_has_a_ring_that_is_just_large_enough() {
         for shape in shapes() {
             let members = u64::from(shape.members);
-            let least = journal_size_min(shape.placement, members, shape.chunk, 512 * KIB);
-            let shape = Shape {
-                journal_size: least,
-                member_size: 256 * MIB,
-                ..shape
-            };
-            let g = Geometry::new(shape).unwrap();
-            assert!(g.ring.size() >= ring_size_min(512 * KIB), "{shape:?}");
+            for max_io in [4 * KIB, 124 * KIB, 512 * KIB, MIB] {
+                let ring = |journal_size| {
+                    let shape = Shape {
+                        journal_size,
+                        member_size: 256 * MIB,
+                        ..shape
+                    };
+                    Geometry::new(shape).ok().map(|g| g.ring.size())
+                };
+                let least = journal_size_min(shape.placement, members, shape.chunk, max_io);
+                let needed = ring_size_min(max_io);
+                let found = ring(least).expect("a ring");
+                // An attached ring is whole chunks on each member, so the layout may round it up.
+                let more = match shape.placement {
+                    Placement::Detached => 0,
+                    Placement::Start | Placement::Middle | Placement::End => {
+                        members * shape.chunk - 1
+                    }
+                };
+                assert!(
+                    (needed..=needed + more).contains(&found),
+                    "{shape:?} {max_io}: {found}, needed {needed}"
+                );
+                let smaller = ring(least - more - FRAME);
+                assert!(smaller.is_none_or(|ring| ring < needed), "{shape:?}");
+            }
         }
     }
 

@@ -32,9 +32,6 @@ pub const HEADER_LEN_MAX: usize =
     (size_of::<RawHeader>() + ENTRIES_MAX * size_of::<RawEntry>() + FRAMES_MAX * 4)
         .div_ceil(FRAME_LEN)
         * FRAME_LEN;
-/// Longest record, in bytes.
-pub const RECORD_LEN_MAX: u64 = HEADER_LEN_MAX as u64 + PAYLOAD_MAX;
-const _: () = assert!(HEADER_LEN_MAX <= 16 << 10);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]

@@ -23,6 +23,7 @@ use super::anchor::{Anchor, AnchorError, Closed, RingPlace};
 use super::geometry::Geometry;
 use super::record::{Frame, Position, Record, RecordError};
 use crate::disk::buffer::AlignedBuffer;
+use crate::disk::raid0::Stripes;
 use crate::disk::{Disk, DiskError};
 use crate::units::{Epoch, FRAME, MIB, Offset, PartIndex, Pos, Seq, to_u64, to_usize};
 
@@ -414,36 +415,20 @@ impl<'a, 'b> RingReader<'a, 'b> {
     /// Fills the buffer from `pos` on: `ahead` bytes if the disk gives them, else just `len`, and those
     /// are tried a second time.
     fn fill(&mut self, pos: Pos, len: u64, ahead: u64) -> Result<(), DiskError> {
-        for want in [ahead, len, len] {
-            match self.read(pos, want) {
-                Ok(()) => {
-                    (self.from, self.len) = (pos, want);
-                    return Ok(());
-                }
-                Err(_) if want > len => {}
-                Err(error) => {
-                    tracing::warn!("{error}: {}; trying again", error.source);
-                }
-            }
+        if ahead > len && self.read(pos, ahead).is_ok() {
+            return Ok(());
         }
-        self.read(pos, len)?;
-        (self.from, self.len) = (pos, len);
-        Ok(())
+        self.read(pos, len).or_else(|error| {
+            tracing::warn!("{error}: {}; trying again", error.source);
+            self.read(pos, len)
+        })
     }
 
     fn read(&mut self, pos: Pos, len: u64) -> Result<(), DiskError> {
         let ring = &self.scope.geometry.ring;
-        let ring_size = self.scope.frame.ring_size;
-        let offset = pos.ring_offset(ring_size);
-        let first = len.min(ring_size - offset);
-        let mut buffer = &mut self.buffer[..to_usize(len)];
-        for (start, len) in [(offset, first), (0, len - first)] {
-            for piece in ring.pieces(start, len) {
-                let (now, later) = buffer.split_at_mut(to_usize(piece.len));
-                self.disks[piece.part.index()].read(piece.offset, now)?;
-                buffer = later;
-            }
-        }
+        let offset = pos.ring_offset(self.scope.frame.ring_size);
+        read_ring(self.disks, ring, offset, &mut self.buffer[..to_usize(len)])?;
+        (self.from, self.len) = (pos, len);
         Ok(())
     }
 
@@ -542,6 +527,29 @@ fn not_next(record: &Record) -> RecordError {
     }
 }
 
+/// Reads a range of the ring that may wrap.
+///
+/// # Errors
+/// If a disk does not give it.
+pub fn read_ring(
+    disks: &mut Disks,
+    ring: &Stripes,
+    offset: u64,
+    buffer: &mut [u8],
+) -> Result<(), DiskError> {
+    let len = to_u64(buffer.len());
+    let first = len.min(ring.size() - offset);
+    let mut rest = buffer;
+    for (start, len) in [(offset, first), (0, len - first)] {
+        for piece in ring.pieces(start, len) {
+            let (now, later) = rest.split_at_mut(to_usize(piece.len));
+            disks[piece.part.index()].read(piece.offset, now)?;
+            rest = later;
+        }
+    }
+    Ok(())
+}
+
 /// Writes an anchor to one of its two places and makes it durable.
 ///
 /// # Errors
@@ -571,4 +579,105 @@ pub fn write_durably(
     let disk = &mut disks[part.index()];
     disk.write(offset, &buffer)?;
     disk.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what cannot be read is asked for again as often as is said. Method: a disk in memory with a
+    //! rotten place, which counts. What a scan finds is tested by the simulator and `tests/format`.
+
+    use super::*;
+    use crate::disk::DiskOp;
+    use crate::disk::ram::Ram;
+    use crate::journal::ArrayUuid;
+    use crate::journal::geometry::{Placement, Shape, anchor_span, journal_size_min};
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    /// Fails reads of one frame; notes where each read began and how long it was.
+    struct Rotten {
+        ram: Ram,
+        place: Offset,
+        reads: Rc<RefCell<Vec<(u64, u64)>>>,
+    }
+
+    impl Disk for Rotten {
+        fn size(&self) -> u64 {
+            self.ram.size()
+        }
+        fn read(&mut self, offset: Offset, buffer: &mut [u8]) -> Result<(), DiskError> {
+            let len = to_u64(buffer.len());
+            self.reads.borrow_mut().push((offset.0, len));
+            if (offset.0..offset.0 + len).contains(&self.place.0) {
+                return Err(DiskError {
+                    part: self.name(),
+                    op: DiskOp::Read,
+                    offset,
+                    len,
+                    source: std::io::Error::from_raw_os_error(libc::EIO),
+                });
+            }
+            self.ram.read(offset, buffer)
+        }
+        fn write(&mut self, offset: Offset, buffer: &[u8]) -> Result<(), DiskError> {
+            self.ram.write(offset, buffer)
+        }
+        fn flush(&mut self) -> Result<(), DiskError> {
+            self.ram.flush()
+        }
+        fn zero(&mut self, offset: Offset, len: u64) -> Result<(), DiskError> {
+            self.ram.zero(offset, len)
+        }
+        fn name(&self) -> String {
+            self.ram.name()
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_ahead_is_read_alone_and_that_twice() {
+        let shape = Shape {
+            members: 1,
+            chunk: 4096,
+            member_size: 4 * MIB,
+            placement: Placement::Detached,
+            journal_size: journal_size_min(Placement::Detached, 1, 4096, 4096),
+        };
+        let geometry = Geometry::new(shape).unwrap();
+        let ring_size = geometry.ring.size();
+        let ring_start = geometry.ring.lanes()[0].start;
+        let scope = Scope {
+            frame: Frame {
+                uuid: ArrayUuid([1; 16]),
+                ring_size,
+                device_sectors: geometry.sectors(),
+            },
+            epoch: Epoch(1),
+            span: anchor_span(ring_size),
+            geometry: &geometry,
+        };
+        let reads = Rc::default();
+        let mut disks: Vec<Box<dyn Disk>> = vec![
+            Box::new(Ram::new(shape.member_size)),
+            Box::new(Rotten {
+                ram: Ram::new(shape.journal_size),
+                place: ring_start.plus(4 * FRAME),
+                reads: Rc::clone(&reads),
+            }),
+        ];
+        let mut ring = RingReader::new(&mut disks, &scope);
+        let mut lengths = |pos: u64, limit: u64| {
+            let result = ring.bytes(Pos(pos), FRAME, Pos(limit)).map(<[u8]>::len);
+            let taken: Vec<u64> = reads.take().into_iter().map(|(_, len)| len).collect();
+            (result.ok(), taken)
+        };
+        let (ahead, one) = (8 * FRAME, Some(4096));
+        assert_eq!(lengths(0, ahead), (one, vec![ahead, FRAME]));
+        assert_eq!(
+            lengths(4 * FRAME, 4 * FRAME + ahead),
+            (None, vec![ahead, FRAME, FRAME])
+        );
+        // Nothing to read ahead.
+        assert_eq!(lengths(4 * FRAME, 5 * FRAME), (None, vec![FRAME, FRAME]));
+        assert_eq!(lengths(5 * FRAME, 5 * FRAME + ahead), (one, vec![ahead]));
+    }
 }

@@ -261,6 +261,7 @@ impl ArrayServer {
                 counters.journal_read_errors + counters.checksum_errors,
             ),
             (Clause::MemberWrite, counters.member_write_errors),
+            (Clause::MemberStalled, counters.refused_writes),
             (Clause::MemberFlush, counters.member_flush_errors),
             (Clause::MemberRead, counters.member_read_errors),
         ] {

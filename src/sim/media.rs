@@ -22,7 +22,7 @@
 //! Pages are shared between a disk and its forks, and every disk knows a fingerprint of its durable
 //! content, so that a million crash images can be made, told apart and thrown away.
 
-use crate::disk::{Disk, DiskError, DiskOp};
+use crate::disk::{Disk, DiskError, DiskOp, check_range};
 use crate::engine::port::Sync;
 use crate::engine::request::Errno;
 use crate::engine::settings::SyncWrite;
@@ -1019,16 +1019,9 @@ impl BlockingDisk {
         begin: impl Fn(Offset, u64) -> Begin,
         mut got: impl FnMut(u64, &[u8]),
     ) -> Result<(), DiskError> {
+        check_range(&self.name(), op, offset, len, self.disk.size())?;
         if op != DiskOp::Flush && len == 0 {
             return Ok(());
-        }
-        if offset
-            .0
-            .checked_add(len)
-            .is_none_or(|end| end > self.disk.size())
-        {
-            let beyond = io::Error::new(io::ErrorKind::InvalidInput, "beyond the end of the disk");
-            return Err(self.error(op, offset, len, beyond));
         }
         let mut done = 0;
         loop {
@@ -1499,5 +1492,26 @@ mod tests {
             Zone::Unused,
         ];
         assert_eq!(zones, expected);
+    }
+
+    /// What recovery sees is a disk like any other, whatever its cache.
+    mod conformance {
+        use super::*;
+
+        fn blocking(cache: Cache) -> BlockingDisk {
+            BlockingDisk::new(&disk(cache), &Fuse::never())
+        }
+
+        mod write_through {
+            crate::disk::conformance::suite!((super::blocking(super::Cache::WriteThrough), ()));
+        }
+
+        mod write_back {
+            crate::disk::conformance::suite!((super::blocking(super::Cache::WriteBack), ()));
+        }
+
+        mod write_back_with_fua {
+            crate::disk::conformance::suite!((super::blocking(super::Cache::WriteBackWithFua), ()));
+        }
     }
 }

@@ -97,7 +97,7 @@ impl Scenario {
             )
         };
         let data_each = chunk * random.between(1, (data / members / chunk).max(1));
-        let journal_size = journal_size_min(placement, members, chunk, max_io) + extra;
+        let journal_size = least_journal(placement, members, chunk, max_io) + extra;
         Scenario::build(
             random,
             placement,
@@ -117,7 +117,7 @@ impl Scenario {
         let (chunk, max_io) = (64 * KIB, MIB);
         let data_each = 4 * MIB / members;
         let journal_size =
-            journal_size_min(placement, members, chunk, max_io) + random.between(56, 88) * MIB;
+            least_journal(placement, members, chunk, max_io) + random.between(56, 88) * MIB;
         let mut scenario = Scenario::build(
             random,
             placement,
@@ -145,7 +145,7 @@ impl Scenario {
     /// The least array: two blocks of 512 bytes are of interest, everything takes about the same time.
     pub fn tiny(placement: Placement, members: u64, cache: Cache, random: &mut Random) -> Scenario {
         let (chunk, max_io) = (4 * KIB, 4 * KIB);
-        let journal_size = journal_size_min(placement, members, chunk, max_io);
+        let journal_size = least_journal(placement, members, chunk, max_io);
         let mut scenario = Scenario::build(
             random,
             placement,
@@ -320,6 +320,17 @@ impl Scenario {
         }
         zones.sort_by_key(|(range, _)| range.start);
         zones
+    }
+}
+
+/// The least journal of whole chunks on each member.
+fn least_journal(placement: Placement, members: u64, chunk: u64, max_io: u64) -> u64 {
+    let least = journal_size_min(placement, members, chunk, max_io);
+    match placement {
+        Placement::Detached => least,
+        Placement::Start | Placement::Middle | Placement::End => {
+            crate::units::round_up(least, members * chunk)
+        }
     }
 }
 

@@ -583,13 +583,6 @@ impl<S> Serving<S> {
         Device::stop(self.id())
     }
 
-    /// Whether the loop has ended, so that `join` would not wait.
-    pub fn has_ended(&self) -> bool {
-        self.thread
-            .as_ref()
-            .is_none_or(thread::JoinHandle::is_finished)
-    }
-
     /// Lets go of the queue thread without waiting for it: for a process that is about to end and leaves
     /// the device to whoever takes it over next.
     pub fn detach(mut self) {

@@ -279,13 +279,6 @@ impl Output<'_> {
         };
         self.outgoing.reply(tag, result);
     }
-
-    /// How long the oldest request has been waiting for its reply.
-    pub fn oldest_owned(&self, now: Duration) -> Option<Duration> {
-        self.outgoing
-            .oldest()
-            .map(|since| now.saturating_sub(since))
-    }
 }
 
 /// An error as the driver wants it. EAGAIN, which a disk may have answered, would make the block layer

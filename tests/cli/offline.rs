@@ -455,19 +455,62 @@ fn a_key_that_was_fixed_at_label_time_is_named_with_both_values() {
 }
 
 #[test]
-fn a_part_whose_both_superblocks_are_damaged_is_refused() {
+fn a_part_without_any_superblock_is_refused() {
     let disks = Disks::new();
     disks.done(&["label"]);
-    let path = disks.path("member1");
-    let whole = fs::read(&path).expect("read");
-    assert!(
-        whole.iter().any(|byte| *byte != 0),
-        "a label left something"
-    );
-    fs::write(&path, vec![0xa5; whole.len()]).expect("written");
+    fs::write(disks.path("member1"), vec![0xa5; 32 << 20]).expect("written");
     let check = disks.call(&["check"]);
     assert_eq!(check.code, 3, "{}", check.stdout);
-    assert_says(&check.stdout, &["member1"]);
+    assert_says(&check.stdout, &["member1: no ujournal superblock"]);
+}
+
+/// A label that cannot be read is still one: only `--force` may write over it.
+#[test]
+fn a_part_whose_both_superblocks_are_damaged_is_refused() {
+    let (first, second) = (4096, (32 << 20) - 4096);
+    // Both damaged; or one damaged and the other gone, whichever.
+    for (damaged, gone) in [
+        (&[first, second][..], None),
+        (&[first], Some(second)),
+        (&[second], Some(first)),
+    ] {
+        let disks = Disks::new();
+        disks.done(&["label"]);
+        for place in damaged {
+            disks.change("member1", place + 200, |byte| !byte);
+        }
+        if let Some(place) = gone {
+            for at in 0..176 {
+                disks.change("member1", place + at, |_| 0);
+            }
+        }
+        let check = disks.call(&["check"]);
+        assert_eq!(check.code, 3, "{}", check.stdout);
+        assert_says(&check.stdout, &["member1: superblock checksum"]);
+        // The others are whole: each is asked alone, or they would be what is refused.
+        for name in ["member0", "journal"] {
+            fs::write(disks.path(name), vec![0; 32 << 20]).expect("written");
+        }
+        assert_says(
+            &disks.refused(&["label"]),
+            &[
+                "member1: carries a ujournal array whose label is damaged (superblock checksum",
+                "label --force",
+            ],
+        );
+        disks.done(&["label", "--force"]);
+    }
+
+    // A field that no version writes.
+    let disks = Disks::new();
+    disks.done(&["label"]);
+    for name in ["member0", "journal"] {
+        fs::write(disks.path(name), vec![0; 32 << 20]).expect("written");
+    }
+    for place in [4096, (32 << 20) - 4096] {
+        disks.change_superblock("member1", place, |bytes| bytes[PHASE_AT] = 9);
+    }
+    assert_says(&disks.refused(&["label"]), &["`phase`", "label --force"]);
 }
 
 /// Every target config, with files in the place of its disks and a journal that a test can afford.

@@ -235,7 +235,7 @@ impl Place {
     fn daemon(&self) -> Pid {
         self.run()
             .daemon(&name())
-            .and_then(Pid::from_raw)
+            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
             .expect("a daemon")
     }
 

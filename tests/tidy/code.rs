@@ -6,18 +6,23 @@ use std::collections::BTreeMap;
 /// Each may use itself and those before it.
 const LAYERS: [&str; 5] = ["units", "disk", "journal", "engine", "ublk"];
 
+/// The one layer that asks the machine about disks and their users: those above it get what it found.
+const ASKS_THE_KERNEL: &str = "disk";
+
 /// What stands beside the layers, and what each may use there.
-const BESIDE: [(&str, &[&str]); 11] = [
+const BESIDE: [(&str, &[&str]); 12] = [
     ("outcome", &[]),
+    ("kernel", &["units"]),
     ("config", &["units", "outcome", "journal"]),
-    ("control", &["units", "outcome", "config"]),
+    ("control", &["units", "kernel", "outcome", "config"]),
     ("sim", &["units", "disk", "journal", "engine"]),
     ("drive", &["units", "disk", "journal", "engine", "ublk"]),
     ("stamps", &["units", "disk"]),
     (
         "array",
         &[
-            "units", "disk", "journal", "engine", "ublk", "outcome", "config", "control", "serve",
+            "units", "kernel", "disk", "journal", "engine", "ublk", "outcome", "config", "control",
+            "serve",
         ],
     ),
     (
@@ -26,7 +31,10 @@ const BESIDE: [(&str, &[&str]); 11] = [
             "units", "disk", "journal", "engine", "ublk", "outcome", "config", "control", "array",
         ],
     ),
-    ("daemon", &["units", "outcome", "config", "control"]),
+    (
+        "daemon",
+        &["units", "kernel", "outcome", "config", "control"],
+    ),
     (
         "cli",
         &[
@@ -78,6 +86,7 @@ fn layers_use_only_themselves_and_what_lies_to_their_left() {
     for (index, layer) in LAYERS.iter().enumerate() {
         may.insert(layer, LAYERS[..index].to_vec());
     }
+    may.entry(ASKS_THE_KERNEL).or_default().push("kernel");
     for (module, allowed) in BESIDE {
         may.insert(module, allowed.to_vec());
     }

@@ -58,6 +58,52 @@ fn a_shell_script_says_what_it_is() {
     assert_none(&complaints);
 }
 
+/// The `ci/NAME`s in a line, the path of nothing else.
+fn ci_names(line: &str) -> impl Iterator<Item = &str> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    line.match_indices("ci/").filter_map(move |(begin, _)| {
+        let before = line[..begin].chars().next_back();
+        if before.is_some_and(|c| is_name(c) || c == '/') {
+            return None;
+        }
+        let rest = &line[begin..];
+        let end = rest[3..]
+            .find(|c| !is_name(c))
+            .map_or(rest.len(), |end| 3 + end);
+        Some(rest[..end].trim_end_matches('.')).filter(|name| name.len() > 3)
+    })
+}
+
+#[test]
+fn every_script_that_is_named_is_there() {
+    let files = files();
+    let mut complaints = Vec::new();
+    let mut seen = 0;
+    // What stands in this file is made up.
+    for file in files
+        .iter()
+        .filter(|file| file.path != "tests/tidy/scripts.rs")
+    {
+        for (number, line) in file.lines() {
+            for name in ci_names(line) {
+                seen += 1;
+                if !files.iter().any(|file| file.path == name) {
+                    complaints.push(format!("{}: there is no {name}", at(file, number)));
+                }
+            }
+        }
+    }
+    assert!(seen > 30, "{seen} names were found");
+    assert_none(&complaints);
+}
+
+#[test]
+fn a_script_is_recognised_in_a_sentence() {
+    let text = "see `ci/lab-kernel`, (ci/test) and ci/full.; not .ci/run, abc/ci/x or ci/.";
+    let found: Vec<&str> = ci_names(text).collect();
+    assert_eq!(found, ["ci/lab-kernel", "ci/test", "ci/full"]);
+}
+
 #[test]
 fn every_dependency_says_what_it_is_for() {
     let files = files();

@@ -35,12 +35,9 @@ mod tests;
 
 use std::fmt;
 
-use crate::units::{Lba, Pos, Seq};
+use crate::units::{Lba, Pos, SECTOR, Seq};
 
 use self::tree::{Path, Spot, Tree};
-
-/// Bytes of one sector.
-const SECTOR: u64 = 512;
 
 /// Where the newest bytes of an extent are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -204,6 +201,7 @@ impl ExtentMap {
     }
 
     /// How many bytes it occupies: less than 64 for each extent of capacity, and 8 KiB.
+    #[cfg(test)]
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.tree.memory_bytes()
@@ -260,7 +258,8 @@ impl ExtentMap {
     }
 
     /// The first extent that ends after `from` and has a seq up to `through`, among the next
-    /// `max_visited`.
+    /// `max_visited`: one step of [`Self::sweep`] from anywhere.
+    #[cfg(test)]
     #[must_use]
     pub fn next_through(&self, from: Lba, through: Seq, max_visited: usize) -> Sweep {
         assert!(
@@ -271,10 +270,10 @@ impl ExtentMap {
         self.sweep(&mut Cursor::at(from), through, &mut budget)
     }
 
-    /// [`Self::next_through`] for a whole sweep: finds the next extent without a search if the map
-    /// has not changed shape since the last step, and takes what it visits off `budget`, so that
-    /// one budget bounds a whole turn. (A write over exactly the range of an older one changes no
-    /// shape.)
+    /// The next step of a sweep: the first extent that ends after the cursor and has a seq up to
+    /// `through`. Finds it without a search if the map has not changed shape since the last step,
+    /// and takes what it visits off `budget`, so that one budget bounds a whole turn. (A write over
+    /// exactly the range of an older one changes no shape.)
     ///
     /// The map may change between two steps. An extent that was inserted behind the cursor is not
     /// visited.

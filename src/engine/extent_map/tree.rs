@@ -238,6 +238,7 @@ impl Tree {
     }
 
     /// The bytes of both arenas.
+    #[cfg(test)]
     pub(super) fn memory_bytes(&self) -> usize {
         size_of_val(&*self.leaves) + size_of_val(&*self.inners)
     }

@@ -6,15 +6,27 @@
 //!
 //! All paths hang below one root, `/` in real life, so that a test can lay out a machine with disks,
 //! partitions and users that this one does not have.
+//!
+//! This is the only place that parses them. Disks are here, their users in [`mounts`] and
+//! [`processes`], and the numbers that tell whether two names mean one thing in [`identity`].
 
-use super::identity::{DeviceNumber, Identity};
+pub mod identity;
+pub mod mounts;
+pub mod processes;
+
+pub use identity::{DeviceNumber, Identity, Kind};
+pub use mounts::Mount;
+pub use processes::{Life, Opening, Process};
+
 use crate::units::SECTOR;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+
+/// Layers of device mapper, md and loop that are followed down.
+const STACK_MAX: usize = 16;
 
 /// Where `/sys` and `/proc` are.
 #[derive(Clone, Debug)]
@@ -48,48 +60,6 @@ pub struct Loop {
     pub size: Option<u64>,
 }
 
-/// A process, for messages.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Process {
-    /// Its number.
-    pub pid: u32,
-    /// Its command line, or as much as is known of it.
-    pub command: String,
-}
-
-impl fmt::Display for Process {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({})", self.pid, self.command)
-    }
-}
-
-/// What a process may do with what it has open.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Opening {
-    /// Read only: such as the programs that watch disks.
-    ForReading,
-    /// Write.
-    ForWriting,
-}
-
-/// Whether a process can still act.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Life {
-    /// It runs, or waits.
-    Alive,
-    /// It has ended, or is killed and only waits for its I/O.
-    Dead,
-}
-
-/// Bits of `/proc/PID/stat` field 9: the process is on its way out.
-const PF_EXITING: u64 = 0x4;
-
-/// The bit of SIGKILL in the sets of `/proc/PID/status`.
-const SIGKILL_PENDING: u64 = 1 << 8;
-
-/// Characters of a command line that a message shows.
-const COMMAND_SHOWN: usize = 80;
-
 impl Kernel {
     /// The one that runs us.
     pub fn running() -> Kernel {
@@ -100,15 +70,13 @@ impl Kernel {
 
     /// One that a test laid out below `root`.
     #[cfg(test)]
-    pub(super) fn at(root: &Path) -> Kernel {
+    fn at(root: &Path) -> Kernel {
         Kernel { root: root.into() }
     }
 
     fn path(&self, below: &str) -> PathBuf {
         self.root.join(below)
     }
-
-    // Disks.
 
     /// The folder of a device, with the links resolved: `.../block/sda/sda1`.
     fn device_folder(&self, number: DeviceNumber) -> Option<PathBuf> {
@@ -203,193 +171,40 @@ impl Kernel {
             .collect()
     }
 
-    /// A loop device that shows this very file or device.
-    pub fn loop_over(&self, backing: Identity) -> Option<Loop> {
-        self.loops()
-            .into_iter()
-            .find(|device| leads_to(&device.backing, backing))
+    /// The loop devices that show this very file or device. They keep it open without claiming it.
+    pub fn loops_over(&self, backing: Identity) -> Vec<Loop> {
+        let mut loops = self.loops();
+        loops.retain(|device| leads_to(&device.backing, backing));
+        loops
     }
 
-    // Users.
-
-    /// Where a device is mounted, in our view of the mounts or in that of the first process.
-    pub fn mount_point(&self, number: DeviceNumber) -> Option<PathBuf> {
-        let name = self.device_name(number);
-        let lists = ["proc/self/mountinfo", "proc/1/mountinfo"];
-        let of_list = |list: &str| {
-            let content = bytes(&self.path(list))?;
-            content
-                .split(|byte| *byte == b'\n')
-                .find_map(|line| mounted_from(line, number, name.as_deref()))
-        };
-        lists
-            .into_iter()
-            .find_map(of_list)
-            .or_else(|| self.btrfs_with(name.as_deref()?))
-    }
-
-    /// A mounted btrfs that has the device among its own; `mountinfo` names only one of them.
-    fn btrfs_with(&self, device: &str) -> Option<PathBuf> {
-        let filesystems = entries(&self.path("sys/fs/btrfs"));
-        let found = filesystems
-            .into_iter()
-            .find(|filesystem| filesystem.join("devices").join(device).exists())?;
-        Some(PathBuf::from(format!("(btrfs {})", name_of(&found)?)))
-    }
-
-    /// Whether it is swap, as a device or as a file.
-    pub fn is_swap(&self, identity: Identity) -> bool {
-        let content = bytes(&self.path("proc/swaps")).unwrap_or_default();
-        let lines = content.split(|byte| *byte == b'\n').skip(1);
-        lines
-            .filter_map(|line| line.split(u8::is_ascii_whitespace).next())
-            .any(|path| leads_to(&unescaped(path), identity))
-    }
-
-    /// The processes that hold or wait in `/proc/locks` with `flock` on a file. A holder's number
-    /// stays there after its death, for as long as the open file lives.
-    pub fn flock_holders(&self, identity: Identity) -> Vec<u32> {
-        let Identity::File { filesystem, inode } = identity else {
-            return Vec::new();
-        };
-        let place = format!("{:02x}:{:02x}:{inode}", filesystem.major, filesystem.minor);
-        let content = text(&self.path("proc/locks")).unwrap_or_default();
-        content
-            .lines()
-            .filter_map(|line| flock_of(line, &place))
-            .collect()
-    }
-
-    /// Every process that has one of `identities` open, but for this one; the ones that write first.
-    ///
-    /// The processes of other users are not seen unless we are root.
-    pub fn openers(&self, identities: &[Identity]) -> Vec<(Process, Opening)> {
-        let mut found: Vec<(u32, Opening)> = Vec::new();
-        for pid in self.processes() {
-            if let Some(opening) = self.opening(pid, identities) {
-                found.push((pid, opening));
-            }
-        }
-        found.sort_by_key(|(pid, opening)| (std::cmp::Reverse(*opening), *pid));
-        found
-            .into_iter()
-            .map(|(pid, opening)| (self.process(pid), opening))
-            .collect()
-    }
-
-    fn processes(&self) -> Vec<u32> {
-        let this = std::process::id();
-        let pids = entries(&self.path("proc"))
-            .into_iter()
-            .filter_map(|path| name_of(&path)?.parse().ok());
-        pids.filter(|pid| *pid != this).collect()
-    }
-
-    /// How a process has one of `identities` open, if at all: for writing, if any of its openings is.
-    pub(super) fn opening(&self, pid: u32, identities: &[Identity]) -> Option<Opening> {
-        let descriptors = entries(&self.path(&format!("proc/{pid}/fd")));
-        let matching = descriptors
-            .iter()
-            .filter(|link| identities.iter().any(|identity| leads_to(link, *identity)));
-        matching
-            .filter_map(|link| self.opening_of(pid, &name_of(link)?))
-            .max()
-    }
-
-    fn opening_of(&self, pid: u32, descriptor: &str) -> Option<Opening> {
-        let info = text(&self.path(&format!("proc/{pid}/fdinfo/{descriptor}")))?;
-        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
-        // The access mode is the last octal digit's lower two bits: 0 reads, 1 and 2 write.
-        let reads_only = flags.trim_end().ends_with(['0', '4']);
-        Some(if reads_only {
-            Opening::ForReading
-        } else {
-            Opening::ForWriting
-        })
-    }
-
-    /// What to call a process.
-    pub fn process(&self, pid: u32) -> Process {
-        let line = bytes(&self.path(&format!("proc/{pid}/cmdline"))).unwrap_or_default();
-        let words = String::from_utf8_lossy(&line).replace(|c: char| c.is_control(), " ");
-        let name =
-            || text(&self.path(&format!("proc/{pid}/comm"))).unwrap_or_else(|| "unknown".into());
-        let command = if words.trim().is_empty() {
-            name()
-        } else {
-            words.trim().into()
-        };
-        Process {
-            pid,
-            command: command.chars().take(COMMAND_SHOWN).collect(),
-        }
-    }
-
-    /// Whether a process can still do anything. One that was killed but whose I/O is in flight cannot:
-    /// it waits in the kernel, as a zombie or exiting, with the signal pending.
-    pub fn life(&self, pid: u32) -> Life {
-        let Some(stat) = text(&self.path(&format!("proc/{pid}/stat"))) else {
-            return Life::Dead;
-        };
-        // The name, field 2, is in parentheses and may hold anything, even parentheses.
-        let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
-        let state = fields.first().copied().unwrap_or_default();
-        let flags: u64 = fields
-            .get(6)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(0);
-        if matches!(state, "Z" | "X") || flags & PF_EXITING != 0 || self.is_killed(pid) {
-            return Life::Dead;
-        }
-        Life::Alive
-    }
-
-    fn is_killed(&self, pid: u32) -> bool {
-        let status = text(&self.path(&format!("proc/{pid}/status"))).unwrap_or_default();
-        let sets = status.lines().filter_map(|line| {
-            line.strip_prefix("SigPnd:")
-                .or_else(|| line.strip_prefix("ShdPnd:"))
-        });
-        sets.filter_map(|set| u64::from_str_radix(set.trim(), 16).ok())
-            .any(|set| set & SIGKILL_PENDING != 0)
-    }
-
-    /// Whether a process has `identity` open. Unlike [`Kernel::openers`], a process whose descriptors
-    /// may not be read counts as having it.
-    pub fn may_have_open(&self, pid: u32, identity: Identity) -> bool {
-        match fs::read_dir(self.path(&format!("proc/{pid}/fd"))) {
-            Ok(_) => self.opening(pid, &[identity]).is_some(),
-            Err(error) => error.kind() == std::io::ErrorKind::PermissionDenied,
-        }
+    /// Whether `upper` is `lower`, a partition of it, or built on them in whatever number of layers.
+    pub fn stands_on(&self, upper: DeviceNumber, lower: DeviceNumber) -> bool {
+        let folders = self.device_folder(upper).zip(self.device_folder(lower));
+        upper == lower || folders.is_some_and(|(upper, lower)| is_above(&upper, &lower, STACK_MAX))
     }
 }
 
-/// The mount point in a line of `mountinfo`, if the line is about this device.
-///
-/// `36 35 8:1 / /mnt rw - ext4 /dev/sda1 rw`. The number is that of the filesystem, which btrfs makes
-/// up, so the source counts too: by what it leads to, or by its name.
-fn mounted_from(line: &[u8], number: DeviceNumber, name: Option<&str>) -> Option<PathBuf> {
-    let fields: Vec<&[u8]> = line.split(u8::is_ascii_whitespace).collect();
-    let point = unescaped(fields.get(4)?);
-    let listed = std::str::from_utf8(fields.get(2)?).ok()?.parse() == Ok(number);
-    let dash = fields.iter().position(|field| *field == b"-")?;
-    let source = unescaped(fields.get(dash + 2)?);
-    let named = name.is_some_and(|name| source == Path::new("/dev").join(name));
-    (listed || named || leads_to(&source, Identity::Device(number))).then_some(point)
+/// Whether the device in folder `upper` is the one in `lower`, a partition of it, or on top of it.
+fn is_above(upper: &Path, lower: &Path, depth: usize) -> bool {
+    if upper.starts_with(lower) {
+        return true;
+    }
+    let Some(depth) = depth.checked_sub(1) else {
+        return false;
+    };
+    entries(&upper.join("slaves"))
+        .iter()
+        .filter_map(|slave| fs::canonicalize(slave).ok())
+        .any(|slave| is_above(&slave, lower, depth))
 }
 
-/// The owner in a line of `/proc/locks`, if it is an `flock` at `place`. A line with `->` is only
-/// waiting.
-///
-/// `1: FLOCK  ADVISORY  WRITE 12379 fe:00:10117132 0 EOF`
-fn flock_of(line: &str, place: &str) -> Option<u32> {
-    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let is_it = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&place);
-    if !is_it {
-        return None;
+/// The block device that a path leads to.
+pub fn device_at(path: &Path) -> Option<DeviceNumber> {
+    match Identity::of(&fs::metadata(path).ok()?) {
+        Ok(Identity::Device(number)) => Some(number),
+        Ok(Identity::File { .. }) | Err(_) => None,
     }
-    fields.get(4)?.parse().ok()
 }
 
 /// Whether following `path` ends at `identity`. Does not ask a file server.
@@ -466,44 +281,45 @@ fn name_of(path: &Path) -> Option<String> {
 }
 
 #[cfg(test)]
-pub(super) mod layout {
+pub(crate) mod layout {
     //! A machine laid out in a folder: disks, partitions and processes that this one does not have.
 
     use super::*;
 
     /// The folder and the kernel that is read from it.
-    pub(in crate::disk) struct Machine {
+    pub(crate) struct Machine {
         folder: tempfile::TempDir,
     }
 
     impl Machine {
         /// With no disks and no processes.
-        pub(in crate::disk) fn empty() -> Machine {
+        pub(crate) fn empty() -> Machine {
             Machine {
                 folder: tempfile::tempdir().unwrap(),
             }
         }
 
-        pub(in crate::disk) fn kernel(&self) -> Kernel {
+        pub(crate) fn kernel(&self) -> Kernel {
             Kernel::at(self.folder.path())
         }
 
         /// Writes one file, with the folders that lead to it.
-        pub(in crate::disk) fn file(&self, path: &str, content: impl AsRef<[u8]>) -> &Machine {
+        pub(crate) fn file(&self, path: &str, content: impl AsRef<[u8]>) -> &Machine {
             let path = self.folder.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
             self
         }
 
-        fn link(&self, path: &str, target: &Path) {
+        /// Makes a symbolic link, with the folders that lead to it.
+        pub(crate) fn link(&self, path: &str, target: &Path) {
             let path = self.folder.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::os::unix::fs::symlink(target, path).unwrap();
         }
 
         /// A whole disk.
-        pub(in crate::disk) fn disk(&self, name: &str, number: &str) -> &Machine {
+        pub(crate) fn disk(&self, name: &str, number: &str) -> &Machine {
             let home = format!("sys/devices/pci/block/{name}");
             self.file(&format!("{home}/dev"), format!("{number}\n"));
             fs::create_dir_all(self.folder.path().join(format!("{home}/holders"))).unwrap();
@@ -519,7 +335,7 @@ pub(super) mod layout {
         }
 
         /// A partition of `disk`, which begins at a sector and has 2048 of them.
-        pub(in crate::disk) fn partition(
+        pub(crate) fn partition(
             &self,
             disk: &str,
             name: &str,
@@ -540,7 +356,7 @@ pub(super) mod layout {
         }
 
         /// A loop device over a file or device.
-        pub(in crate::disk) fn loop_device(
+        pub(crate) fn loop_device(
             &self,
             name: &str,
             number: &str,
@@ -558,7 +374,7 @@ pub(super) mod layout {
         }
 
         /// A process with one file open.
-        pub(in crate::disk) fn process(
+        pub(crate) fn process(
             &self,
             pid: u32,
             command: &str,
@@ -661,43 +477,6 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_is_found_by_number_and_by_name() {
-        let machine = Machine::empty();
-        machine
-            .disk("sdb", "8:16")
-            .disk("sdc", "8:32")
-            .disk("sdd", "8:48");
-        machine.file(
-            "proc/self/mountinfo",
-            "garbage\n\
-             22 1 8:16 / /mnt/a\\040b rw,noatime shared:1 master:2 - ext4 /dev/sdb rw\n\
-             23 1 0:45 /sub /mnt/c rw - btrfs /dev/sdc rw\n",
-        );
-        let kernel = machine.kernel();
-        assert_eq!(
-            kernel.mount_point(number("8:16")),
-            Some(PathBuf::from("/mnt/a b"))
-        );
-        assert_eq!(
-            kernel.mount_point(number("8:32")),
-            Some(PathBuf::from("/mnt/c"))
-        );
-        assert_eq!(kernel.mount_point(number("8:48")), None);
-    }
-
-    #[test]
-    fn the_second_disk_of_a_mounted_btrfs_is_found() {
-        let machine = Machine::empty();
-        machine
-            .disk("sdd", "8:48")
-            .file("sys/fs/btrfs/1234-abcd/devices/sdd/dev", "8:48\n");
-        assert_eq!(
-            machine.kernel().mount_point(number("8:48")),
-            Some(PathBuf::from("(btrfs 1234-abcd)"))
-        );
-    }
-
-    #[test]
     fn holders_are_named() {
         let machine = Machine::empty();
         machine
@@ -733,120 +512,46 @@ mod tests {
         };
         assert_eq!(machine.kernel().loops(), std::slice::from_ref(&expected));
         let identity = Identity::of(&fs::metadata(&file).unwrap()).unwrap();
-        assert_eq!(machine.kernel().loop_over(identity), Some(expected));
+        assert_eq!(machine.kernel().loops_over(identity), [expected]);
         machine.file("sys/devices/pci/block/loop1/loop/sizelimit", "4096\n");
         assert_eq!(machine.kernel().loops()[0].size, Some(4096));
     }
 
     #[test]
-    fn swap_is_recognised_by_what_its_path_leads_to() {
+    fn a_device_is_followed_down_through_partitions_and_layers() {
         let machine = Machine::empty();
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("swap file");
-        fs::write(&file, b"x").unwrap();
-        let identity = Identity::of(&fs::metadata(&file).unwrap()).unwrap();
-        assert!(!machine.kernel().is_swap(identity), "no list");
-        let escaped = file.display().to_string().replace(' ', "\\040");
-        machine.file(
-            "proc/swaps",
-            format!("Filename\tType\tSize\tUsed\tPriority\n{escaped}  file\t1024\t0\t-2\n"),
-        );
-        assert!(machine.kernel().is_swap(identity));
-    }
-
-    #[test]
-    fn only_the_holder_of_an_flock_is_named_and_no_waiter() {
-        let machine = Machine::empty();
-        machine.file(
-            "proc/locks",
-            "1: FLOCK  ADVISORY  WRITE 70 fe:00:10117132 0 EOF\n\
-             1: -> FLOCK  ADVISORY  WRITE 71 fe:00:10117132 0 EOF\n\
-             2: POSIX  ADVISORY  WRITE 72 fe:00:10117132 0 EOF\n\
-             3: FLOCK  ADVISORY  WRITE 73 08:01:10117132 0 EOF\n\
-             4: FLOCK\n",
-        );
-        let identity = Identity::File {
-            filesystem: DeviceNumber {
-                major: 254,
-                minor: 0,
-            },
-            inode: 10_117_132,
-        };
-        assert_eq!(machine.kernel().flock_holders(identity), [70]);
-    }
-
-    #[test]
-    fn a_process_is_found_by_what_it_has_open_and_writers_come_first() {
-        let machine = Machine::empty();
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let other = tempfile::NamedTempFile::new().unwrap();
         machine
-            .process(5, "watcher -d", file.path(), "0100000")
-            .process(7, "ujournal start vol0", file.path(), "02140002");
-        machine.process(6, "stranger", other.path(), "0100002");
-        let identity = Identity::of(&file.as_file().metadata().unwrap()).unwrap();
-        let expected = [
-            (
-                Process {
-                    pid: 7,
-                    command: "ujournal start vol0".into(),
-                },
-                Opening::ForWriting,
-            ),
-            (
-                Process {
-                    pid: 5,
-                    command: "watcher -d".into(),
-                },
-                Opening::ForReading,
-            ),
-        ];
-        assert_eq!(machine.kernel().openers(&[identity]), expected);
-        assert!(machine.kernel().may_have_open(7, identity));
-        assert!(!machine.kernel().may_have_open(6, identity));
-        assert!(!machine.kernel().may_have_open(99, identity));
-    }
-
-    #[test]
-    fn a_killed_process_is_dead_while_its_io_keeps_it_in_the_kernel() {
-        let machine = Machine::empty();
-        let check = |stat: &str, pending: &str, expected: Life| {
-            machine
-                .file("proc/5/stat", stat)
-                .file("proc/5/status", format!("Name:\tx\nShdPnd:\t{pending}\n"));
-            assert_eq!(machine.kernel().life(5), expected, "{stat} {pending}");
+            .disk("ublkb0", "259:0")
+            .partition("ublkb0", "ublkb0p1", "259:1", 2048)
+            .disk("ublkb01", "259:2")
+            .disk("dm-0", "253:0")
+            .disk("dm-1", "253:1");
+        let below = |upper: &str, lower: &str, folder: &str| {
+            let lower = machine.kernel().device_folder(number(lower)).unwrap();
+            machine.link(
+                &format!("sys/devices/pci/block/{upper}/slaves/{folder}"),
+                &lower,
+            );
         };
-        check(
-            "5 (a) b) S 1 1 1 0 -1 4194304 0",
-            "0000000000000000",
-            Life::Alive,
-        );
-        check(
-            "5 (a) b) D 1 1 1 0 -1 4194304 0",
-            "0000000000000100",
-            Life::Dead,
-        );
-        check(
-            "5 (a) b) D 1 1 1 0 -1 4194308 0",
-            "0000000000000000",
-            Life::Dead,
-        );
-        check(
-            "5 (a) b) Z 1 1 1 0 -1 4194304 0",
-            "0000000000000000",
-            Life::Dead,
-        );
-        check("nonsense", "nonsense", Life::Alive);
-        assert_eq!(machine.kernel().life(6), Life::Dead);
-    }
-
-    #[test]
-    fn this_process_is_alive_and_a_reaped_child_is_dead() {
-        let kernel = Kernel::running();
-        assert_eq!(kernel.life(std::process::id()), Life::Alive);
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id();
-        child.wait().unwrap();
-        assert_eq!(kernel.life(pid), Life::Dead);
+        below("dm-0", "259:1", "ublkb0p1");
+        below("dm-1", "253:0", "dm-0");
+        // A ring of layers, which the kernel never makes, ends all the same.
+        below("ublkb01", "259:2", "self");
+        let kernel = machine.kernel();
+        for (upper, expected) in [
+            ("259:0", true),
+            ("259:1", true),
+            ("253:0", true),
+            ("253:1", true),
+            ("259:2", false),
+            ("8:0", false),
+        ] {
+            assert_eq!(
+                kernel.stands_on(number(upper), number("259:0")),
+                expected,
+                "{upper}"
+            );
+        }
+        assert!(kernel.stands_on(number("8:0"), number("8:0")), "itself");
     }
 }
