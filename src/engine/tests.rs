@@ -14,7 +14,7 @@ use crate::disk::ram::Ram;
 use crate::journal::ArrayUuid;
 use crate::journal::assemble::{Label, Set, assemble, label};
 use crate::journal::geometry::{Placement, Shape};
-use crate::units::{KIB, Lba, MIB, Offset, PartIndex, SECTOR, to_u64, to_usize};
+use crate::units::{KIB, Lba, MIB, Offset, PartIndex, SECTOR, Seq, to_u64, to_usize};
 use std::time::Duration;
 
 /// The least generator that does: the seed of a failing case is printed by the assertion.
@@ -166,6 +166,16 @@ fn settings(parts: usize, dice: &mut Dice) -> Settings {
 
 const DEPTH: usize = 8;
 
+/// A request that was not answered yet.
+#[derive(Clone, Debug)]
+struct Asked {
+    request: Request,
+    /// What it writes.
+    data: Vec<u8>,
+    /// What had been answered when it came.
+    acked: Seq,
+}
+
 /// Returns whether space was freed by a disk after it had refused to keep some.
 fn history(seed: u64) -> bool {
     let mut freed_afterwards = false;
@@ -243,7 +253,7 @@ fn history(seed: u64) -> bool {
         };
         let mut now = Duration::ZERO;
         // Requests in flight never overlap here, so that each has one right answer.
-        let mut in_flight: Vec<Option<(Request, Vec<u8>)>> = vec![None; DEPTH];
+        let mut in_flight: Vec<Option<Asked>> = vec![None; DEPTH];
         let steps = 1500;
         for step in 0..steps + 100_000 {
             let issuing = step < steps;
@@ -275,9 +285,14 @@ fn history(seed: u64) -> bool {
                 } else {
                     (lba, sectors)
                 };
-                let overlaps = in_flight.iter().flatten().any(|(other, _)| {
-                    lba < other.lba.0 + u64::from(other.sectors) && other.lba.0 < lba + sectors
-                });
+                let overlaps =
+                    in_flight
+                        .iter()
+                        .flatten()
+                        .any(|Asked { request: other, .. }| {
+                            lba < other.lba.0 + u64::from(other.sectors)
+                                && other.lba.0 < lba + sectors
+                        });
                 if !overlaps {
                     let tag = Tag(u16::try_from(tag).unwrap());
                     let request = Request {
@@ -298,7 +313,11 @@ fn history(seed: u64) -> bool {
                         Op::Read => world.buffers[tag.index()].fill(0xEE),
                         Op::Discard | Op::WriteZeroes(_) | Op::Flush => {}
                     }
-                    in_flight[tag.index()] = Some((request, data));
+                    in_flight[tag.index()] = Some(Asked {
+                        request,
+                        data,
+                        acked: engine.acked_seq(),
+                    });
                     engine.request(request);
                 }
             }
@@ -312,7 +331,11 @@ fn history(seed: u64) -> bool {
             assert!(!engine.is_held_up(), "seed {seed}: nothing has failed");
             for (tag, outcome) in std::mem::take(&mut world.replies) {
                 assert_eq!(outcome, Outcome::Done, "seed {seed}");
-                let (request, data) = in_flight[tag.index()].take().expect("one reply a request");
+                let Asked {
+                    request,
+                    data,
+                    acked,
+                } = in_flight[tag.index()].take().expect("one reply a request");
                 let range = to_usize(request.lba.0 * SECTOR)
                     ..to_usize((request.lba.0 + u64::from(request.sectors)) * SECTOR);
                 match request.op {
@@ -324,7 +347,18 @@ fn history(seed: u64) -> bool {
                     Op::Write | Op::Discard | Op::WriteZeroes(_) => {
                         model[range].copy_from_slice(&data);
                     }
-                    Op::Flush => assert!(engine.durable_seq() <= engine.acked_seq()),
+                    Op::Flush => assert!(
+                        engine.durable_seq() >= acked,
+                        "seed {seed} life {life} step {step}: what was answered when a flush came is durable"
+                    ),
+                }
+                if request.durability == Durability::Now
+                    && !matches!(request.op, Op::Read | Op::Flush)
+                {
+                    assert!(
+                        engine.durable_seq() > acked,
+                        "seed {seed} life {life} step {step}: so is a request with FUA"
+                    );
                 }
             }
             if !issuing && in_flight.iter().all(Option::is_none) && world.pending.is_empty() {
@@ -506,4 +540,36 @@ fn writes_that_are_refused_for_a_failing_member_are_counted() {
     let (_, failed) = write_on(&mut engine, &mut world, Member::Fails, 32, 600);
     assert!(failed > 0, "the ring is full and the member fails");
     assert_eq!(engine.counters().refused_writes, failed);
+}
+
+#[test]
+fn an_engine_that_is_handed_over_ends_although_reads_keep_coming() {
+    let (mut engine, mut world) = brought_up(|_| {});
+    let read = |tag| Request {
+        tag,
+        op: Op::Read,
+        lba: Lba(u64::from(tag.0) * 64),
+        sectors: 8,
+        durability: Durability::Later,
+    };
+    let mut free: Vec<Tag> = (0..8).map(Tag).collect();
+    for turn in 1..100 {
+        for tag in free.drain(..) {
+            engine.request(read(tag));
+        }
+        if turn == 10 {
+            engine.begin_close(Close::Handover);
+        }
+        engine.advance(Duration::from_millis(turn), &mut world);
+        free.extend(world.replies.drain(..).map(|(tag, _)| tag));
+        if engine.is_closed() {
+            assert!(turn > 10, "reads were in flight when it was asked");
+            return;
+        }
+        // Never all of them, so that something is always in flight as long as more is begun.
+        if !world.pending.is_empty() {
+            finish_one(&mut engine, &mut world, 0);
+        }
+    }
+    panic!("it never ends");
 }
