@@ -14,7 +14,6 @@ use std::time::Duration;
 #[command(
     name = "ujournal",
     version,
-    disable_help_subcommand = true,
     after_help = "\
 Examples:
   ujournal label /etc/ujournal/vol0.toml     once, on new disks
@@ -27,7 +26,7 @@ Exit codes:
   0  done
   1  it failed at run time (also: no ublk driver, no permission, io_uring off, no such running array)
   2  wrong usage or configuration
-  3  refused by what is on or under a disk, to protect data
+  3  refused, to protect data: dirty, foreign, in use, missing, too small
   4  damage found in acknowledged data"
 )]
 pub struct Cli {
@@ -96,16 +95,16 @@ pub struct StartArgs {
     /// How long to wait for parts that are missing, like 30s
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_wait)]
     pub wait: Duration,
-    /// After damage: serve read-only, or give up what is damaged
+    /// After damage: serve read-only, or give up what is damaged (refused: not in this version)
     #[arg(long, value_name = "HOW", value_enum)]
     pub recover: Option<Recover>,
-    /// The journal is lost, the members are clean: begin a new journal
+    /// The journal is lost, the members are clean: begin a new one (refused: not in this version)
     #[arg(long)]
     pub new_journal: bool,
-    /// The journal is lost and was needed: give up what it held
+    /// The journal is lost and was needed: give up what it held (refused: not in this version)
     #[arg(long)]
     pub force_lose_journal: bool,
-    /// A member is lost: serve the others read-only
+    /// A member is lost: serve the others read-only (refused: not in this version)
     #[arg(long)]
     pub force_partial_ro: bool,
     /// Leave the state FAILED, after `check` found nothing

@@ -11,8 +11,8 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
             "unrecognized subcommand 'strat'; tip: some similar subcommands exist: 'status', 'start': see `ujournal --help`",
         ),
         (
-            &["help"],
-            "unrecognized subcommand 'help': see `ujournal --help`",
+            &["help", "strat"],
+            "unrecognized subcommand 'strat': see `ujournal --help`",
         ),
         (
             &["label"],
@@ -64,6 +64,18 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
         ),
     ] {
         call(arguments).assert_failed(2, sentence);
+    }
+}
+
+#[test]
+fn help_is_had_in_both_ways() {
+    for command in ["label", "start", "stop", "sync", "status", "list", "dump", "check", "clear"] {
+        let asked = call(&["help", command]);
+        assert!(asked.stdout.contains(&format!("Usage: ujournal {command}")));
+        assert_eq!((asked.code, asked.stdout), {
+            let option = call(&[command, "--help"]);
+            (option.code, option.stdout)
+        });
     }
 }
 
