@@ -153,7 +153,7 @@ def outside(options, folder):
     number = 0
     while summary["runs"] < options.count:
         number += 1
-        if number > 2 * options.count + 10:
+        if number > 3 * options.count + 10:
             say("too many cuts lost nothing")
             return 1
         # A run that does not count is made again with other numbers, and the same drives and stage.
@@ -194,7 +194,7 @@ def plan_of(options, number, place):
         "placement": placement,
         "fua": place % 4 in (1, 2),
         "stamps_fua": source.choice((0, 1)),
-        "flush_every": source.choice((50, 200, 800)),
+        "flush_every": source.choice((100, 400, 1600)),
         "file_pause": source.choice((0.02, 0.1, 0.4)),
         "destage_rate": source.choice((1, 5, 20)),
         "seconds": source.uniform(0.3, 2.0),
