@@ -69,7 +69,9 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
 
 #[test]
 fn help_is_had_in_both_ways() {
-    for command in ["label", "start", "stop", "sync", "status", "list", "dump", "check", "clear"] {
+    for command in [
+        "label", "start", "stop", "sync", "status", "list", "dump", "check", "clear",
+    ] {
         let asked = call(&["help", command]);
         assert!(asked.stdout.contains(&format!("Usage: ujournal {command}")));
         assert_eq!((asked.code, asked.stdout), {
