@@ -60,6 +60,13 @@ impl Part {
     ) -> Result<Part, PartError> {
         let kernel = Kernel::running();
         let located = Located::find(path)?;
+        kernel
+            .check_visible()
+            .map_err(|source| PartError::Inspect {
+                path: located.path.clone(),
+                what: "users (are /proc and /sys mounted?)",
+                source,
+            })?;
         let file = lock::acquire(&kernel, &located, access, patience, progress)?;
         Part::of(&kernel, located, file, access)
     }

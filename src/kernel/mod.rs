@@ -22,6 +22,7 @@ use crate::units::SECTOR;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -72,6 +73,22 @@ impl Kernel {
     #[cfg(test)]
     fn at(root: &Path) -> Kernel {
         Kernel { root: root.into() }
+    }
+
+    /// Whether `/proc` and `/sys` are there to be read. Elsewhere what cannot be read is not there, as of
+    /// a process that has just ended; without them a disk in use would look like one that nobody uses.
+    ///
+    /// # Errors
+    /// What cannot be read, with its name.
+    pub fn check_visible(&self) -> io::Result<()> {
+        let named = |path: &Path, error: &io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
+        let mounts = self.path("proc/self/mountinfo");
+        fs::read(&mounts).map_err(|error| named(&mounts, &error))?;
+        let devices = self.path("sys/dev/block");
+        fs::read_dir(&devices).map_err(|error| named(&devices, &error))?;
+        Ok(())
     }
 
     fn path(&self, below: &str) -> PathBuf {

@@ -131,6 +131,17 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_whose_proc_or_sys_is_not_mounted_is_not_taken_for_an_idle_one() {
+        let machine = Machine::empty();
+        let hidden = |machine: &Machine| machine.kernel().check_visible().unwrap_err().to_string();
+        assert!(hidden(&machine).contains("proc/self/mountinfo: "));
+        machine.file("proc/self/mountinfo", "");
+        assert!(hidden(&machine).contains("sys/dev/block: "));
+        machine.disk("sda", "8:0");
+        machine.kernel().check_visible().unwrap();
+    }
+
+    #[test]
     fn a_mount_is_found_by_number_and_by_name() {
         let machine = Machine::empty();
         machine
