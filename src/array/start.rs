@@ -14,17 +14,20 @@ use crate::control::port::RingCommands;
 use crate::control::progress::ProgressSink;
 use crate::control::status::{DeviceStatus, Difference, Facts, PartStatus, Recovery, StartKind};
 use crate::disk::buffer::Residency;
+use crate::disk::limits::PartLimits;
 use crate::disk::part::Access;
 use crate::engine::Engine;
-use crate::engine::recovery::{self, Errors, Report};
-use crate::engine::settings::Commit;
+use crate::engine::recovery::{self, Errors, Recovered, Report};
+use crate::engine::settings::{Commit, Settings};
 use crate::journal::assemble::Set;
 use crate::journal::geometry::Geometry;
 use crate::journal::record::RecordError;
 use crate::outcome::{Failure, sentence};
+use crate::serve::Running;
 use crate::serve::server::ArrayServer;
 use crate::ublk::{Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find};
 use crate::units::{KIB, MIB};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -48,17 +51,6 @@ pub struct Options {
     pub clear_error: bool,
 }
 
-/// An array that is being served.
-#[derive(Debug)]
-pub struct Running {
-    /// The device and its queue thread.
-    pub serving: Serving<ArrayServer>,
-    /// The parts, for what is written when it ends.
-    pub set: Set,
-    /// What does not change while it runs.
-    pub facts: Facts,
-}
-
 /// Brings the array that `config` describes up. `ended` is called when the queue thread has ended.
 ///
 /// # Errors
@@ -72,7 +64,7 @@ pub fn bring_up(
 ) -> Result<Running, Failure> {
     let began = Instant::now();
     // Whether there is a driver at all is known before anything is touched.
-    find().map_err(|error| Failure::failed(sentence(&error)))?;
+    find().map_err(failed)?;
     wait_for_parts(config, options.wait, progress)?;
     let Opened {
         mut set,
@@ -80,27 +72,14 @@ pub fn bring_up(
         limits,
         paths,
     } = open(config, Access::ReadWrite, progress)?;
-    let ring_size = set.geometry.ring.size();
-    let uuid = set.journal().uuid;
 
     let live = find_ours(&set)?;
-    // What the live device says wins over the file until the next clean start.
-    let (origin, requests) = match &live {
-        Some(found) => (Origin::Device(found.id), requests_of(&found.parameters)),
-        None => (
-            Origin::File,
-            Requests {
-                depth: config.device.queue_depth,
-                max_io: config.device.max_io,
-                commit: commit_of(config.commit.sync),
-            },
-        ),
-    };
-    check_requests(config, origin, requests, ring_size)?;
+    let requests = requests(config, live.as_ref(), set.geometry.ring.size())?;
+    // Its requests wait from here on: they are issued again once it is served.
     let takeover = live.map(|found| Device::recover(found.id)).transpose();
-    let takeover = takeover.map_err(|error| Failure::failed(sentence(&error)))?;
+    let takeover = takeover.map_err(failed)?;
+
     let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
-    let (depth, operations, window) = (settings.queue_depth, settings.ios, settings.window);
     let errors = if options.clear_error {
         Errors::Cleared
     } else {
@@ -114,14 +93,77 @@ pub fn bring_up(
         &mut scan_reports(progress),
     )
     .map_err(|error| from_recovery(&error))?;
-    let engine = Engine::new(
-        settings,
-        set.geometry.clone(),
-        uuid,
-        recovered,
-        Residency::Locked,
-    )
-    .map_err(|error| Failure::failed(sentence(&error)))?;
+    let kind = match (&takeover, report.was_clean) {
+        (Some(_), _) => StartKind::Takeover,
+        (None, true) => StartKind::Clean,
+        (None, false) => StartKind::Recovery,
+    };
+
+    let window = settings.window;
+    let server = server(settings, &set, recovered, files, commands)?;
+    let device = match takeover {
+        Some(device) => device,
+        None => Device::create(&parameters(config, &set, &limits)).map_err(failed)?,
+    };
+    let differs = differences(config, device.parameters());
+    let tuning = Tuning {
+        read_ahead_kib: read_ahead(&set.geometry, media_of(&set, &limits)),
+    };
+    let serving = serve(device, server, ended, &tuning, kind)?;
+    let facts = Facts {
+        name: config.name.as_str().to_owned(),
+        uuid: uuid::Uuid::from_bytes(set.journal().uuid.0),
+        epoch: report.epoch,
+        started: SystemTime::now(),
+        device: DeviceStatus {
+            block: PathBuf::from(format!("/dev/ublkb{}", serving.id())),
+            link: PathBuf::from(format!("/dev/ujournal/{}", config.name)),
+            size: set.geometry.data.size(),
+            block_size: set.journal().block_size,
+        },
+        parts: parts(&set, paths),
+        journal_size: set.geometry.ring.size(),
+        extents_limit: config.memory.extents,
+        window_size: window,
+        recovery: Some(describe(&set, &report, kind, began.elapsed())),
+        differs,
+    };
+    Ok(Running {
+        serving,
+        set,
+        facts,
+    })
+}
+
+/// What the kernel will send. What a live device says wins over the file until the next clean start.
+fn requests(config: &Config, live: Option<&Found>, ring_size: u64) -> Result<Requests, Failure> {
+    let (origin, requests) = match live {
+        Some(found) => (Origin::Device(found.id), requests_of(&found.parameters)),
+        None => (
+            Origin::File,
+            Requests {
+                depth: config.device.queue_depth,
+                max_io: config.device.max_io,
+                commit: commit_of(config.commit.sync),
+            },
+        ),
+    };
+    check_requests(config, origin, requests, ring_size)?;
+    Ok(requests)
+}
+
+/// The engine over what was recovered, and what carries its operations out.
+fn server(
+    settings: Settings,
+    set: &Set,
+    recovered: Recovered,
+    files: Vec<OwnedFd>,
+    commands: RingCommands,
+) -> Result<ArrayServer, Failure> {
+    let (depth, operations) = (settings.queue_depth, settings.ios);
+    let (geometry, uuid) = (set.geometry.clone(), set.journal().uuid);
+    let engine = Engine::new(settings, geometry, uuid, recovered, Residency::Locked);
+    let engine = engine.map_err(failed)?;
     #[cfg_attr(
         not(feature = "broken-flush"),
         expect(unused_mut, reason = "only a broken build changes it")
@@ -132,63 +174,25 @@ pub fn bring_up(
         tracing::error!("this build does not flush its journal: it is made to lose data");
         server.break_flushes(set.geometry.journal_parts());
     }
+    Ok(server)
+}
 
-    let kind = match (&takeover, report.was_clean) {
-        (Some(_), _) => StartKind::Takeover,
-        (None, true) => StartKind::Clean,
-        (None, false) => StartKind::Recovery,
-    };
-    let device = match takeover {
-        Some(device) => device,
-        None => Device::create(&parameters(config, &set, &limits))
-            .map_err(|error| Failure::failed(sentence(&error)))?,
-    };
-    let differs = differences(config, device.parameters());
-    let id = device.id();
-    let serving = device
-        .serve(server, ended)
-        .map_err(|error| Failure::failed(sentence(&error)))?;
-    let media = device_is_rotating(&set, &limits);
-    let tuning = Tuning {
-        read_ahead_kib: read_ahead(&set.geometry, media),
-    };
-    if let Err(error) = serving.start(&tuning) {
-        give_up(serving, kind);
-        return Err(Failure::failed(sentence(&error)));
+/// The queue thread, and the device open to everybody: when this returns, requests are answered.
+fn serve(
+    device: Device,
+    server: ArrayServer,
+    ended: impl FnOnce() + Send + 'static,
+    tuning: &Tuning,
+    kind: StartKind,
+) -> Result<Serving<ArrayServer>, Failure> {
+    let serving = device.serve(server, ended).map_err(failed)?;
+    match serving.start(tuning) {
+        Ok(()) => Ok(serving),
+        Err(error) => {
+            give_up(serving, kind);
+            Err(failed(error))
+        }
     }
-
-    let recovery = describe(&set, &report, kind, began.elapsed());
-    let facts = Facts {
-        name: config.name.as_str().to_owned(),
-        uuid: uuid::Uuid::from_bytes(uuid.0),
-        epoch: report.epoch,
-        started: SystemTime::now(),
-        device: DeviceStatus {
-            block: PathBuf::from(format!("/dev/ublkb{id}")),
-            link: PathBuf::from(format!("/dev/ujournal/{}", config.name)),
-            size: set.geometry.data.size(),
-            block_size: set.journal().block_size,
-        },
-        parts: set
-            .superblocks
-            .iter()
-            .zip(paths)
-            .map(|(sb, path)| PartStatus {
-                role: sb.role.to_string(),
-                path,
-            })
-            .collect(),
-        journal_size: ring_size,
-        extents_limit: config.memory.extents,
-        window_size: window,
-        recovery: Some(recovery),
-        differs,
-    };
-    Ok(Running {
-        serving,
-        set,
-        facts,
-    })
 }
 
 /// Takes a new device away that could not be started; nothing was answered yet, so nothing is lost. One
@@ -214,13 +218,13 @@ fn give_up(serving: Serving<ArrayServer>, kind: StartKind) {
 fn find_ours(set: &Set) -> Result<Option<Found>, Failure> {
     let sb = set.journal();
     let identity = sb.uuid.device_flags();
-    let devices = find().map_err(|error| Failure::failed(sentence(&error)))?;
+    let devices = find().map_err(failed)?;
     for found in devices
         .into_iter()
         .filter(|found| found.parameters.identity == identity)
     {
         if found.state == State::Dead {
-            Device::delete(found.id).map_err(|error| Failure::failed(sentence(&error)))?;
+            Device::delete(found.id).map_err(failed)?;
             continue;
         }
         let (size, block) = (set.geometry.data.size(), sb.block_size);
@@ -248,7 +252,7 @@ fn requests_of(live: &Parameters) -> Requests {
     }
 }
 
-fn device_is_rotating(set: &Set, limits: &[crate::disk::limits::PartLimits]) -> Media {
+fn media_of(set: &Set, limits: &[PartLimits]) -> Media {
     if any_rotating(limits, set.geometry.members()) {
         Media::Rotating
     } else {
@@ -257,11 +261,7 @@ fn device_is_rotating(set: &Set, limits: &[crate::disk::limits::PartLimits]) -> 
 }
 
 /// What a new device is told.
-fn parameters(
-    config: &Config,
-    set: &Set,
-    limits: &[crate::disk::limits::PartLimits],
-) -> Parameters {
+fn parameters(config: &Config, set: &Set, limits: &[PartLimits]) -> Parameters {
     let narrow = |bytes: u64| u32::try_from(bytes).expect("at most some MiB");
     let zeroes = set
         .geometry
@@ -279,7 +279,7 @@ fn parameters(
             Commit::Flush => Cache::VolatileWithFua,
             Commit::Always => Cache::WriteThrough,
         },
-        media: device_is_rotating(set, limits),
+        media: media_of(set, limits),
         zeroing: zeroes.then_some(ZEROING),
     }
 }
@@ -338,6 +338,16 @@ fn differences(config: &Config, live: &Parameters) -> Vec<Difference> {
         .collect()
 }
 
+fn parts(set: &Set, paths: Vec<PathBuf>) -> Vec<PartStatus> {
+    let parts = set.superblocks.iter().zip(paths);
+    parts
+        .map(|(sb, path)| PartStatus {
+            role: sb.role.to_string(),
+            path,
+        })
+        .collect()
+}
+
 fn describe(set: &Set, report: &Report, kind: StartKind, took: Duration) -> Recovery {
     let silent = report.dropped == 0 && report.ended_by == RecordError::Absent;
     Recovery {
@@ -351,4 +361,9 @@ fn describe(set: &Set, report: &Report, kind: StartKind, took: Duration) -> Reco
         dropped_because: (!silent).then(|| report.ended_by.to_string()),
         ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
     }
+}
+
+/// The world's answer to something that a start cannot do without.
+fn failed(error: impl std::error::Error + 'static) -> Failure {
+    Failure::failed(sentence(&error))
 }

@@ -7,3 +7,18 @@
 mod meter;
 pub mod plane;
 pub mod server;
+
+use crate::control::status::Facts;
+use crate::journal::assemble::Set;
+use crate::ublk::Serving;
+
+/// An array that is being served.
+#[derive(Debug)]
+pub struct Running {
+    /// The device and its queue thread.
+    pub serving: Serving<server::ArrayServer>,
+    /// The parts, for what is written when it ends.
+    pub set: Set,
+    /// What does not change while it runs.
+    pub facts: Facts,
+}

@@ -11,7 +11,7 @@
 //! All on one thread. Superblocks are written from here, with blocking calls: when the array's health
 //! changes, and at the end. What is in flight then holds the parts' locks, as the fence asks.
 
-use crate::array::start::Running;
+use super::Running;
 use crate::control::in_use::{Claim, DeviceHold, claim_elsewhere};
 use crate::control::port::{Port, RingPort, Stop, StopEnd};
 use crate::control::progress::ProgressSink;

@@ -357,7 +357,7 @@ impl Server for ArrayServer {
 
     fn advance(&mut self, out: &mut Output<'_>, now: Duration) {
         self.now = now;
-        let mut port = RingPort {
+        let mut port = EnginePort {
             out,
             meter: &mut self.meter,
             now,
@@ -382,7 +382,7 @@ impl Server for ArrayServer {
 }
 
 /// The engine's port over the ring of the queue thread.
-struct RingPort<'a, 'b> {
+struct EnginePort<'a, 'b> {
     out: &'a mut Output<'b>,
     meter: &'a mut Meter,
     now: Duration,
@@ -390,7 +390,7 @@ struct RingPort<'a, 'b> {
     broken: &'a [PartIndex],
 }
 
-impl Port for RingPort<'_, '_> {
+impl Port for EnginePort<'_, '_> {
     fn buffer(&self, tag: Tag) -> &[u8] {
         self.out.tag_buffer(tag)
     }

@@ -19,16 +19,16 @@ const BESIDE: [(&str, &[&str]); 12] = [
     ("drive", &["units", "disk", "journal", "engine", "ublk"]),
     ("stamps", &["units", "disk"]),
     (
+        "serve",
+        &[
+            "units", "disk", "journal", "engine", "ublk", "outcome", "config", "control",
+        ],
+    ),
+    (
         "array",
         &[
             "units", "kernel", "disk", "journal", "engine", "ublk", "outcome", "config", "control",
             "serve",
-        ],
-    ),
-    (
-        "serve",
-        &[
-            "units", "disk", "journal", "engine", "ublk", "outcome", "config", "control", "array",
         ],
     ),
     (
