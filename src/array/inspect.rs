@@ -14,7 +14,7 @@ use crate::engine::recovery;
 use crate::journal::anchor::{Anchor, Closed};
 use crate::journal::assemble::{Set, read_copies, read_superblock};
 use crate::journal::geometry::{Geometry, anchor_span};
-use crate::journal::record::{EntryOp, Frame, Kind, Record};
+use crate::journal::record::{EntryOp, Expected, Kind, Record};
 use crate::journal::scan::{AnchorProblem, Scope, every_record, read_anchors};
 use crate::journal::superblock::{Cleanliness, Health, Phase, Role, Superblock, SuperblockError};
 use crate::outcome::{Exit, Failure, sentence};
@@ -270,7 +270,7 @@ impl RingDump {
         let ring_size = geometry.ring.size();
         let scope = Scope {
             geometry: &geometry,
-            frame: Frame {
+            expected: Expected {
                 uuid: sb.uuid,
                 ring_size,
                 device_sectors: geometry.sectors(),

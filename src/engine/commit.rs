@@ -19,7 +19,7 @@
 //! the end of each turn, and never by remembering that something was asked for: what is needed is begun
 //! as soon as nothing of its kind is in flight.
 
-use super::extent_map::{Extent, Place as Where};
+use super::extent_map::{Content, Extent};
 use super::io::{Purpose, Transfer};
 use super::port::{Memory, Port, Sync};
 use super::recovery::StartPoint;
@@ -657,7 +657,7 @@ impl Engine {
                     lba: request.lba,
                     sectors: request.sectors,
                     seq,
-                    place: place_of(&request, payload_start.plus(at)),
+                    content: content_of(&request, payload_start.plus(at)),
                 },
                 entry: entry_of(&request, at),
                 durability: wants,
@@ -1061,11 +1061,11 @@ fn record_len(entries: usize, payload: u64) -> u64 {
     header_len(entries, frames_of(payload)) + round_up(payload, FRAME)
 }
 
-fn place_of(request: &Request, pos: Pos) -> Where {
+fn content_of(request: &Request, pos: Pos) -> Content {
     match request.op {
-        Op::WriteZeroes(Unmap::Forbidden) => Where::ZeroesNoUnmap,
-        Op::WriteZeroes(Unmap::Allowed) | Op::Discard => Where::Zeroes,
-        Op::Write | Op::Read | Op::Flush => Where::Payload(pos),
+        Op::WriteZeroes(Unmap::Forbidden) => Content::ZeroesNoUnmap,
+        Op::WriteZeroes(Unmap::Allowed) | Op::Discard => Content::Zeroes,
+        Op::Write | Op::Read | Op::Flush => Content::Payload(pos),
     }
 }
 

@@ -5,7 +5,7 @@
 //! straight into the request's buffer. A request that finds no free operation or bounce buffer stops
 //! there and goes on in a later turn.
 
-use super::extent_map::{Extent, Place as Where, Span};
+use super::extent_map::{Content, Extent, Span};
 use super::io::{JournalRead, Purpose, Transfer};
 use super::port::{Memory, Port};
 use super::request::{Errno, Request, Tag};
@@ -233,21 +233,21 @@ impl Engine {
         let buffer = self.buffer_at(tag, extent.lba);
         let sectors = u64::from(extent.sectors);
         let len = sectors * SECTOR;
-        match extent.place {
-            Where::Zeroes | Where::ZeroesNoUnmap => {
+        match extent.content {
+            Content::Zeroes | Content::ZeroesNoUnmap => {
                 port.buffer_mut(tag, buffer..buffer + to_usize(len)).fill(0);
                 sectors
             }
             // What was read from a disk for replay is verified on its own way; read it again rather
             // than trust it.
-            Where::Payload(pos)
+            Content::Payload(pos)
                 if self.window.holds(pos, len) && !self.window.unverified(pos, len) =>
             {
                 self.window
                     .copy(pos, port.buffer_mut(tag, buffer..buffer + to_usize(len)));
                 sectors
             }
-            Where::Payload(pos) => self.read_journal(port, tag, extent, pos, again),
+            Content::Payload(pos) => self.read_journal(port, tag, extent, pos, again),
         }
     }
 

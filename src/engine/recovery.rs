@@ -15,7 +15,7 @@
 //!
 //! Replay of what was found goes on behind the first requests.
 
-use super::extent_map::{Extent, ExtentMap, Place as Where};
+use super::extent_map::{Content, Extent, ExtentMap};
 use super::replay::{Waypoint, waypoint_grain};
 use super::{Close, Condition, Engine, Place};
 use crate::disk::DiskError;
@@ -26,7 +26,7 @@ use crate::journal::anchor::{Anchor, Closed, RingPlace};
 use crate::journal::assemble::{BeginError, Set};
 use crate::journal::geometry::anchor_span;
 use crate::journal::record::{
-    EntryOp, Frame, Header, HeaderWriter, Kind, LifeSeed, Record, RecordError,
+    EntryOp, Expected, Header, HeaderWriter, Kind, LifeSeed, Record, RecordError,
 };
 use crate::journal::scan::{Found, ScanError, Scope, read_ring, scan, write_anchor};
 use crate::journal::superblock::Health;
@@ -333,7 +333,7 @@ impl Kept {
         let ring_size = set.geometry.ring.size();
         let scope = Scope {
             geometry: &set.geometry,
-            frame: Frame {
+            expected: Expected {
                 uuid: sb.uuid,
                 ring_size,
                 device_sectors: set.geometry.sectors(),
@@ -364,16 +364,16 @@ impl Kept {
             if self.map.len() + 4 > self.map.capacity() {
                 self.map.grow(self.map.capacity() * 2);
             }
-            let place = match entry.op {
-                EntryOp::Write => Where::Payload(payload.plus(entry.payload_at.into())),
-                EntryOp::Zeroes | EntryOp::Discard => Where::Zeroes,
-                EntryOp::ZeroesKept => Where::ZeroesNoUnmap,
+            let content = match entry.op {
+                EntryOp::Write => Content::Payload(payload.plus(entry.payload_at.into())),
+                EntryOp::Zeroes | EntryOp::Discard => Content::Zeroes,
+                EntryOp::ZeroesKept => Content::ZeroesNoUnmap,
             };
             let extent = Extent {
                 lba: entry.lba,
                 sectors: entry.sectors,
                 seq,
-                place,
+                content,
             };
             let inserted = self.map.insert(extent, usize::MAX);
             assert_eq!(inserted, entry.sectors, "nothing bounds an insert here");
@@ -493,7 +493,7 @@ fn write_home(
 ) -> Result<(), RecoveryError> {
     let uuid = set.journal().uuid;
     let (start, len) = (extent.lba.0 * SECTOR, u64::from(extent.sectors) * SECTOR);
-    let Where::Payload(pos) = extent.place else {
+    let Content::Payload(pos) = extent.content else {
         let runs: Vec<_> = set.geometry.data.runs(start, len).collect();
         for run in runs {
             set.disks[run.part.index()].zero(run.offset, run.len)?;

@@ -20,7 +20,7 @@
 //! journal still serves them, and the round simply begins again after a pause: everything is written
 //! once more before another flush is believed.
 
-use super::extent_map::{Cursor, Extent, Place as Where, Sweep};
+use super::extent_map::{Content, Cursor, Extent, Sweep};
 use super::io::{Purpose, Transfer};
 use super::port::{Memory, Port, Space, Sync};
 use super::request::Errno;
@@ -488,8 +488,8 @@ impl Engine {
     fn copy_extent(&mut self, port: &mut impl Port, extent: Extent) -> Option<Extent> {
         let start = extent.lba.0 * SECTOR;
         let len = u64::from(extent.sectors) * SECTOR;
-        match extent.place {
-            Where::Payload(pos) => {
+        match extent.content {
+            Content::Payload(pos) => {
                 if self.window.unverified(pos, len) && !self.window.verify_held(pos, len) {
                     self.counters.checksum_errors += 1;
                     self.degrade();
@@ -514,8 +514,8 @@ impl Engine {
                 self.replay.copied += len;
                 None
             }
-            Where::Zeroes => self.zero_extent(port, extent, Space::Freed),
-            Where::ZeroesNoUnmap => self.zero_extent(port, extent, Space::Kept),
+            Content::Zeroes => self.zero_extent(port, extent, Space::Freed),
+            Content::ZeroesNoUnmap => self.zero_extent(port, extent, Space::Kept),
         }
     }
 

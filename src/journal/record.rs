@@ -425,7 +425,7 @@ pub enum RecordError {
 
 /// What every record of an array is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Frame {
+pub struct Expected {
     /// The array.
     pub uuid: ArrayUuid,
     /// Bytes of the ring.
@@ -447,28 +447,32 @@ impl Record {
 
     /// Reads the header that stands at `ring_offset`; `bytes` are at least as many as
     /// [`Record::peek_header_len`] says. The payload is checked by [`Record::check_payload`].
-    pub fn decode(bytes: &[u8], ring_offset: u64, frame: &Frame) -> Result<Record, RecordError> {
+    pub fn decode(
+        bytes: &[u8],
+        ring_offset: u64,
+        expected: &Expected,
+    ) -> Result<Record, RecordError> {
         let len = Record::peek_header_len(bytes).ok_or(RecordError::Absent)?;
         let bytes = bytes.get(..len).ok_or(RecordError::Absent)?;
         let (raw, rest) = RawHeader::ref_from_prefix(bytes).map_err(|_| RecordError::Absent)?;
         if raw.version.get() != VERSION {
             return Err(RecordError::Version(raw.version.get()));
         }
-        if raw.uuid != frame.uuid.0 {
+        if raw.uuid != expected.uuid.0 {
             return Err(RecordError::Foreign(ArrayUuid(raw.uuid)));
         }
         let epoch = Epoch(raw.epoch.get());
-        let expected = LifeSeed::new(frame.uuid, epoch).header(ring_offset, bytes);
+        let crc = LifeSeed::new(expected.uuid, epoch).header(ring_offset, bytes);
         if raw.offset.get() != ring_offset {
             return Err(RecordError::Misplaced(raw.offset.get()));
         }
-        if raw.crc.get() != expected {
+        if raw.crc.get() != crc {
             return Err(RecordError::HeaderChecksum {
-                expected,
+                expected: crc,
                 found: raw.crc.get(),
             });
         }
-        let header = decode_header(raw, epoch, frame)?;
+        let header = decode_header(raw, epoch, expected)?;
         if header.header_len() != to_u64(len) {
             return Err(RecordError::Field {
                 field: "header_len",
@@ -479,7 +483,7 @@ impl Record {
         let (entry_bytes, rest) = rest.split_at(count * size_of::<RawEntry>());
         let entries = entry_bytes
             .chunks_exact(size_of::<RawEntry>())
-            .map(|bytes| decode_entry(bytes, &header, frame))
+            .map(|bytes| decode_entry(bytes, &header, expected))
             .collect::<Result<Vec<Entry>, RecordError>>()?;
         let frame_checksums = rest[..header.frames() * 4]
             .chunks_exact(4)
@@ -493,30 +497,34 @@ impl Record {
     }
 
     /// Checks the payload, `bytes` being all its frames.
-    pub fn check_payload(&self, bytes: &[u8], frame: &Frame) -> Result<(), RecordError> {
+    pub fn check_payload(&self, bytes: &[u8], expected: &Expected) -> Result<(), RecordError> {
         assert_eq!(bytes.len(), self.header.frames() * FRAME_LEN);
-        let seed = LifeSeed::new(frame.uuid, self.header.epoch);
-        let mut offset = (self.header.offset + self.header.header_len()) % frame.ring_size;
-        for (index, (bytes, expected)) in bytes
+        let seed = LifeSeed::new(expected.uuid, self.header.epoch);
+        let mut offset = (self.header.offset + self.header.header_len()) % expected.ring_size;
+        for (index, (bytes, crc)) in bytes
             .chunks_exact(FRAME_LEN)
             .zip(&self.frame_checksums)
             .enumerate()
         {
             let found = seed.frame(offset, bytes);
-            if found != *expected {
+            if found != *crc {
                 return Err(RecordError::FrameChecksum {
                     frame: index,
-                    expected: *expected,
+                    expected: *crc,
                     found,
                 });
             }
-            offset = (offset + FRAME) % frame.ring_size;
+            offset = (offset + FRAME) % expected.ring_size;
         }
         Ok(())
     }
 }
 
-fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header, RecordError> {
+fn decode_header(
+    raw: &RawHeader,
+    epoch: Epoch,
+    expected: &Expected,
+) -> Result<Header, RecordError> {
     let field = |field, found: u64| RecordError::Field { field, found };
     if epoch > Epoch::MAX {
         return Err(field("epoch", epoch.0.into()));
@@ -524,11 +532,11 @@ fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header,
     if to_usize(raw.count.get().into()) > ENTRIES_MAX {
         return Err(field("count", raw.count.get().into()));
     }
-    if u64::from(raw.payload_len.get()) > payload_max(frame.ring_size) {
+    if u64::from(raw.payload_len.get()) > payload_max(expected.ring_size) {
         return Err(field("payload_len", raw.payload_len.get().into()));
     }
     let tail_offset = raw.tail_offset.get();
-    if tail_offset >= frame.ring_size || !tail_offset.is_multiple_of(FRAME) {
+    if tail_offset >= expected.ring_size || !tail_offset.is_multiple_of(FRAME) {
         return Err(field("tail_offset", tail_offset));
     }
     if raw.reserved_a != 0 || raw.reserved_b.iter().any(|byte| *byte != 0) {
@@ -579,7 +587,7 @@ fn decode_header(raw: &RawHeader, epoch: Epoch, frame: &Frame) -> Result<Header,
     Ok(header)
 }
 
-fn decode_entry(bytes: &[u8], header: &Header, frame: &Frame) -> Result<Entry, RecordError> {
+fn decode_entry(bytes: &[u8], header: &Header, expected: &Expected) -> Result<Entry, RecordError> {
     let field = |field, found: u64| RecordError::Field { field, found };
     let raw = RawEntry::ref_from_bytes(bytes).map_err(|_| RecordError::Absent)?;
     let flags = raw.flags.get();
@@ -598,7 +606,7 @@ fn decode_entry(bytes: &[u8], header: &Header, frame: &Frame) -> Result<Entry, R
     }
     let (lba, sectors) = (raw.lba.get(), raw.sectors.get());
     let end = lba.saturating_add(sectors.into());
-    if sectors == 0 || end > frame.device_sectors {
+    if sectors == 0 || end > expected.device_sectors {
         return Err(field("lba", lba));
     }
     let stored = u64::from(raw.stored_len.get());
@@ -628,7 +636,7 @@ fn decode_entry(bytes: &[u8], header: &Header, frame: &Frame) -> Result<Entry, R
 mod tests {
     use super::*;
 
-    const FRAME_OF: Frame = Frame {
+    const EXPECTED: Expected = Expected {
         uuid: ArrayUuid([3; 16]),
         ring_size: 1 << 20,
         device_sectors: 10_000,
@@ -670,7 +678,7 @@ mod tests {
 
     fn image() -> (Vec<u8>, Vec<u8>) {
         let header = header();
-        let seed = LifeSeed::new(FRAME_OF.uuid, header.epoch);
+        let seed = LifeSeed::new(EXPECTED.uuid, header.epoch);
         let payload: Vec<u8> = (0..8192u32)
             .map(|i| u8::try_from(i % 251).unwrap())
             .collect();
@@ -679,7 +687,7 @@ mod tests {
             .zip(0..)
             .map(|(frame, i)| seed.frame(header.offset + header.header_len() + i * FRAME, frame))
             .collect();
-        let mut writer = HeaderWriter::new(FRAME_OF.uuid);
+        let mut writer = HeaderWriter::new(EXPECTED.uuid);
         let bytes = writer
             .write(seed, &header, entries().into_iter(), crcs.into_iter())
             .to_vec();
@@ -689,10 +697,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         let (bytes, payload) = image();
-        let record = Record::decode(&bytes, 8192, &FRAME_OF).unwrap();
+        let record = Record::decode(&bytes, 8192, &EXPECTED).unwrap();
         assert_eq!(record.header, header());
         assert_eq!(record.entries, entries());
-        assert_eq!(record.check_payload(&payload, &FRAME_OF), Ok(()));
+        assert_eq!(record.check_payload(&payload, &EXPECTED), Ok(()));
     }
 
     #[test]
@@ -702,7 +710,7 @@ mod tests {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(
-                Record::decode(&bytes, 8192, &FRAME_OF).is_err(),
+                Record::decode(&bytes, 8192, &EXPECTED).is_err(),
                 "bit {bit}"
             );
         }
@@ -711,12 +719,12 @@ mod tests {
     #[test]
     fn every_flipped_byte_of_a_payload_is_noticed() {
         let (bytes, payload) = image();
-        let record = Record::decode(&bytes, 8192, &FRAME_OF).unwrap();
+        let record = Record::decode(&bytes, 8192, &EXPECTED).unwrap();
         for at in 0..payload.len() {
             let mut payload = payload.clone();
             payload[at] ^= 0x10;
             assert!(
-                record.check_payload(&payload, &FRAME_OF).is_err(),
+                record.check_payload(&payload, &EXPECTED).is_err(),
                 "byte {at}"
             );
         }
@@ -726,7 +734,7 @@ mod tests {
     fn a_record_at_another_place_is_not_believed() {
         let (bytes, _) = image();
         assert_eq!(
-            Record::decode(&bytes, 4096, &FRAME_OF),
+            Record::decode(&bytes, 4096, &EXPECTED),
             Err(RecordError::Misplaced(8192))
         );
     }

@@ -21,7 +21,7 @@
 use super::FRAME_LEN;
 use super::anchor::{Anchor, AnchorError, Closed, RingPlace};
 use super::geometry::Geometry;
-use super::record::{Frame, Position, Record, RecordError};
+use super::record::{Expected, Position, Record, RecordError};
 use crate::disk::buffer::AlignedBuffer;
 use crate::disk::raid0::Stripes;
 use crate::disk::{Disk, DiskError};
@@ -36,7 +36,7 @@ pub struct Scope<'a> {
     /// Where the ring lies.
     pub geometry: &'a Geometry,
     /// What records are checked against.
-    pub frame: Frame,
+    pub expected: Expected,
     /// The newest epoch that the superblocks know.
     pub epoch: Epoch,
     /// How far records may lie beyond an anchor.
@@ -163,8 +163,8 @@ pub fn read_anchors(disks: &mut Disks, scope: &Scope<'_>) -> [Result<Anchor, Anc
             .map_err(|error| AnchorProblem::Disk(format!("{error}: {}", error.source)))?;
         Ok(Anchor::decode(
             &bytes,
-            scope.frame.uuid,
-            scope.frame.ring_size,
+            scope.expected.uuid,
+            scope.expected.ring_size,
         )?)
     })
 }
@@ -203,16 +203,11 @@ pub fn scan(
             newest: scope.epoch,
         });
     }
-    let ring_size = scope.frame.ring_size;
+    let ring_size = scope.expected.ring_size;
     let mut ring = RingReader::new(disks, scope);
 
     // 1. Forwards from the anchor.
     let anchor_pos = Pos(anchor.head.offset + ring_size);
-    let anchor_last = Position {
-        epoch: anchor.epoch,
-        number: anchor.head_number,
-        seq: anchor.head.seq,
-    };
     let reach = match (anchor.closed, both) {
         (Closed::Yes, true) => 0,
         (Closed::No, true) => scope.span,
@@ -221,106 +216,45 @@ pub fn scan(
         (_, false) => 2 * scope.span + FRAME,
     };
     let limit = anchor_pos.plus(reach.min(ring_size - FRAME));
-    let mut walked: Vec<(Pos, Record)> = Vec::new();
-    let (mut head, mut last) = (anchor_pos, anchor_last);
-    let stopped_by = loop {
-        if head >= limit {
-            break RecordError::Absent;
-        }
-        match ring.record(head, limit, &last) {
-            Ok(record) => {
-                let at = head;
-                head = head.plus(record.header.record_len());
-                on_read(head.since(anchor_pos), limit.since(anchor_pos));
-                last = Position::after(&record.header);
-                walked.push((at, record));
-            }
-            Err(error) => break error,
-        }
-    };
-    let evidence = ring.look_for_evidence(head, limit, &last);
-    if let Some(proof) = evidence.proof {
-        let record = ring
-            .header(head)
-            .ok()
-            .filter(|record| record.header.prev_seq == last.seq);
-        return Err(ScanError::Damage(Box::new(Damage {
-            after: last.seq,
-            offset: head.ring_offset(ring_size),
-            problem: stopped_by,
-            evidence: proof,
-            record,
-        })));
-    }
+    let walk = ring.walk(anchor_pos, limit, head_of(&anchor), on_read)?;
 
     // 2. The newest tail.
-    let tail =
-        walked
-            .iter()
-            .map(|(_, record)| record.header.tail)
-            .fold(anchor.tail, |newest, tail| {
-                if tail.seq >= newest.seq { tail } else { newest }
-            });
+    let tails = walk.records.iter().map(|(_, record)| record.header.tail);
+    let tail = tails.fold(anchor.tail, |newest, tail| {
+        if tail.seq >= newest.seq { tail } else { newest }
+    });
 
     // 3. From it to the anchor, where nothing may be missing.
-    let tail_pos = position_before(tail.offset, head, ring_size);
+    let tail_pos = position_before(tail.offset, walk.head, ring_size);
     if tail_pos < anchor_pos {
-        let mut at = tail_pos;
-        let mut before: Option<Position> = None;
-        while at < anchor_pos {
-            let damage = |problem, record: Option<Record>, before: Option<Position>| {
-                ScanError::Damage(Box::new(Damage {
-                    after: before.map_or(tail.seq, |b| b.seq),
-                    offset: at.ring_offset(ring_size),
-                    problem,
-                    evidence: Evidence::Anchor,
-                    record,
-                }))
-            };
-            let result = match before {
-                Some(before) => ring.record(at, anchor_pos, &before),
-                None => ring.first_record(at, anchor_pos, tail.seq),
-            };
-            let record = result.map_err(|problem| damage(problem, ring.header(at).ok(), before))?;
-            on_record(at, &record);
-            before = Some(Position::after(&record.header));
-            at = at.plus(record.header.record_len());
-            on_read(at.since(tail_pos), anchor_pos.since(tail_pos));
-        }
-        if before != Some(anchor_last) || at != anchor_pos {
-            let found = before.unwrap_or(anchor_last);
-            return Err(ScanError::Damage(Box::new(Damage {
-                after: found.seq,
-                offset: anchor.head.offset,
-                problem: RecordError::NotNext {
-                    epoch: found.epoch,
-                    number: found.number,
-                    prev_seq: found.seq,
-                },
-                evidence: Evidence::Anchor,
-                record: None,
-            })));
-        }
+        ring.connect(tail_pos, tail.seq, anchor_pos, &anchor, on_record, on_read)?;
     }
-    for (at, record) in walked.iter().filter(|(at, _)| *at >= tail_pos) {
+
+    for (at, record) in walk.records.iter().filter(|(at, _)| *at >= tail_pos) {
         on_record(*at, record);
     }
-    let durable = walked
-        .iter()
-        .map(|(_, record)| record.header.durable)
-        .fold(anchor.durable, Seq::max);
+    let durable = walk.records.iter().map(|(_, record)| record.header.durable);
     Ok(Found {
         anchor,
         anchor_copy,
         both_anchors: both,
-        head,
-        last,
+        head: walk.head,
+        last: walk.last,
         tail,
         tail_pos,
-        durable,
-        stopped_by,
-        dropped: evidence.valid_headers,
+        durable: durable.fold(anchor.durable, Seq::max),
+        stopped_by: walk.stopped_by,
+        dropped: walk.dropped,
     })
+}
+
+/// What the next record after an anchor follows.
+fn head_of(anchor: &Anchor) -> Position {
+    Position {
+        epoch: anchor.epoch,
+        number: anchor.head_number,
+        seq: anchor.head.seq,
+    }
 }
 
 /// Looks at every frame of the ring and reports each record whose header is valid: its ring offset, the
@@ -330,7 +264,7 @@ pub fn every_record(
     scope: &Scope<'_>,
     report: &mut dyn FnMut(u64, Record, bool),
 ) {
-    let ring_size = scope.frame.ring_size;
+    let ring_size = scope.expected.ring_size;
     let mut ring = RingReader::new(disks, scope);
     // A record may wrap, so positions go on beyond the end.
     let limit = Pos(2 * ring_size);
@@ -364,6 +298,18 @@ fn position_before(offset: u64, head: Pos, ring_size: u64) -> Pos {
     }
 }
 
+/// A run of records, each the next of the one before, and what ended it.
+#[derive(Debug)]
+struct Walk {
+    records: Vec<(Pos, Record)>,
+    /// Where it ends, and the last record of it.
+    head: Pos,
+    last: Position,
+    stopped_by: RecordError,
+    /// Valid records of this array behind its end.
+    dropped: u64,
+}
+
 /// What lies behind the end of the run.
 #[derive(Clone, Copy, Debug)]
 struct Behind {
@@ -386,7 +332,7 @@ struct RingReader<'a, 'b> {
 
 impl<'a, 'b> RingReader<'a, 'b> {
     fn new(disks: &'a mut Disks, scope: &'a Scope<'b>) -> Self {
-        let len = READ_AHEAD.min(scope.frame.ring_size);
+        let len = READ_AHEAD.min(scope.expected.ring_size);
         RingReader {
             disks,
             scope,
@@ -412,8 +358,7 @@ impl<'a, 'b> RingReader<'a, 'b> {
         Ok(&self.buffer[at..at + to_usize(len)])
     }
 
-    /// Fills the buffer from `pos` on: `ahead` bytes if the disk gives them, else just `len`, and those
-    /// are tried a second time.
+    /// Fills the buffer from `pos` on: `ahead` bytes if the disk gives them, else just `len`, in two tries.
     fn fill(&mut self, pos: Pos, len: u64, ahead: u64) -> Result<(), DiskError> {
         if ahead > len && self.read(pos, ahead).is_ok() {
             return Ok(());
@@ -426,7 +371,7 @@ impl<'a, 'b> RingReader<'a, 'b> {
 
     fn read(&mut self, pos: Pos, len: u64) -> Result<(), DiskError> {
         let ring = &self.scope.geometry.ring;
-        let offset = pos.ring_offset(self.scope.frame.ring_size);
+        let offset = pos.ring_offset(self.scope.expected.ring_size);
         read_ring(self.disks, ring, offset, &mut self.buffer[..to_usize(len)])?;
         (self.from, self.len) = (pos, len);
         Ok(())
@@ -439,8 +384,8 @@ impl<'a, 'b> RingReader<'a, 'b> {
     }
 
     fn header_within(&mut self, pos: Pos, limit: Pos) -> Result<Record, RecordError> {
-        let frame = self.scope.frame;
-        let offset = pos.ring_offset(frame.ring_size);
+        let expected = self.scope.expected;
+        let offset = pos.ring_offset(expected.ring_size);
         let first = self
             .bytes(pos, FRAME, limit)
             .map_err(|_| RecordError::Unreadable)?;
@@ -448,7 +393,7 @@ impl<'a, 'b> RingReader<'a, 'b> {
         let bytes = self
             .bytes(pos, to_u64(len), limit)
             .map_err(|_| RecordError::Unreadable)?;
-        Record::decode(bytes, offset, &frame)
+        Record::decode(bytes, offset, &expected)
     }
 
     /// The valid record at `pos` that follows `before`.
@@ -475,16 +420,112 @@ impl<'a, 'b> RingReader<'a, 'b> {
         limit: Pos,
         record: Record,
     ) -> Result<Record, RecordError> {
-        let frame = self.scope.frame;
+        let expected = self.scope.expected;
         let payload = record.header.record_len() - record.header.header_len();
         if payload > 0 {
             let at = pos.plus(record.header.header_len());
             let bytes = self
                 .bytes(at, payload, limit)
                 .map_err(|_| RecordError::Unreadable)?;
-            record.check_payload(bytes, &frame)?;
+            record.check_payload(bytes, &expected)?;
         }
         Ok(record)
+    }
+
+    /// Follows the records from `from` on, the first of which is the next after `before`, to the first that
+    /// does not count, at most to `limit`; and makes sure that none which had been durable is missing.
+    fn walk(
+        &mut self,
+        from: Pos,
+        limit: Pos,
+        before: Position,
+        on_read: &mut dyn FnMut(u64, u64),
+    ) -> Result<Walk, ScanError> {
+        let mut records = Vec::new();
+        let (mut head, mut last) = (from, before);
+        let stopped_by = loop {
+            if head >= limit {
+                break RecordError::Absent;
+            }
+            match self.record(head, limit, &last) {
+                Ok(record) => {
+                    let at = head;
+                    head = head.plus(record.header.record_len());
+                    on_read(head.since(from), limit.since(from));
+                    last = Position::after(&record.header);
+                    records.push((at, record));
+                }
+                Err(error) => break error,
+            }
+        };
+        let behind = self.look_for_evidence(head, limit, &last);
+        if let Some(evidence) = behind.proof {
+            let record = self.header(head).ok();
+            return Err(damage(Damage {
+                after: last.seq,
+                offset: head.ring_offset(self.scope.expected.ring_size),
+                problem: stopped_by,
+                evidence,
+                record: record.filter(|record| record.header.prev_seq == last.seq),
+            }));
+        }
+        Ok(Walk {
+            records,
+            head,
+            last,
+            stopped_by,
+            dropped: behind.valid_headers,
+        })
+    }
+
+    /// Reads every record from `tail_pos`, before which `tail_seq` was the last, to the anchor. They were
+    /// durable when it was written: each that is missing is damage.
+    fn connect(
+        &mut self,
+        tail_pos: Pos,
+        tail_seq: Seq,
+        anchor_pos: Pos,
+        anchor: &Anchor,
+        on_record: &mut dyn FnMut(Pos, &Record),
+        on_read: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), ScanError> {
+        let ring_size = self.scope.expected.ring_size;
+        let mut at = tail_pos;
+        let mut before: Option<Position> = None;
+        while at < anchor_pos {
+            let result = match before {
+                Some(before) => self.record(at, anchor_pos, &before),
+                None => self.first_record(at, anchor_pos, tail_seq),
+            };
+            let record = result.map_err(|problem| {
+                damage(Damage {
+                    after: before.map_or(tail_seq, |before| before.seq),
+                    offset: at.ring_offset(ring_size),
+                    problem,
+                    evidence: Evidence::Anchor,
+                    record: self.header(at).ok(),
+                })
+            })?;
+            on_record(at, &record);
+            before = Some(Position::after(&record.header));
+            at = at.plus(record.header.record_len());
+            on_read(at.since(tail_pos), anchor_pos.since(tail_pos));
+        }
+        if before != Some(head_of(anchor)) || at != anchor_pos {
+            let found = before.unwrap_or(head_of(anchor));
+            return Err(damage(Damage {
+                after: found.seq,
+                offset: anchor.head.offset,
+                problem: RecordError::NotNext {
+                    epoch: found.epoch,
+                    number: found.number,
+                    prev_seq: found.seq,
+                },
+                evidence: Evidence::Anchor,
+                record: None,
+            }));
+        }
+        Ok(())
     }
 
     /// Looks at every frame behind the end of the run for a header of this array's history which proves
@@ -504,7 +545,7 @@ impl<'a, 'b> RingReader<'a, 'b> {
                 let later = header.prev_seq > last.seq
                     || (header.prev_seq == last.seq && header.number > last.number + 1);
                 if ours && header.durable > last.seq {
-                    let offset = at.ring_offset(self.scope.frame.ring_size);
+                    let offset = at.ring_offset(self.scope.expected.ring_size);
                     behind.proof.get_or_insert(Evidence::Record {
                         offset,
                         durable: header.durable,
@@ -516,6 +557,10 @@ impl<'a, 'b> RingReader<'a, 'b> {
         }
         behind
     }
+}
+
+fn damage(damage: Damage) -> ScanError {
+    ScanError::Damage(Box::new(damage))
 }
 
 fn not_next(record: &Record) -> RecordError {
@@ -646,7 +691,7 @@ mod tests {
         let ring_size = geometry.ring.size();
         let ring_start = geometry.ring.lanes()[0].start;
         let scope = Scope {
-            frame: Frame {
+            expected: Expected {
                 uuid: ArrayUuid([1; 16]),
                 ring_size,
                 device_sectors: geometry.sectors(),

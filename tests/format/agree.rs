@@ -5,7 +5,7 @@
 
 use crate::array::{Array, Ask, MAX_IO, UUID};
 use crate::reader::{self, Found};
-use crate::{GOLDEN, assembled, frame_of};
+use crate::{GOLDEN, assembled, expected_of};
 use std::time::Duration;
 use ujournal::engine::Close;
 use ujournal::journal::assemble::Set;
@@ -157,12 +157,12 @@ type Scanned = (u64, u64, (u64, u64), Vec<reader::Header>);
 /// more than there is.
 fn library(images: &[Vec<u8>]) -> Result<Scanned, String> {
     let mut set: Set = assembled(images.to_vec());
-    let frame = frame_of(&set.geometry);
+    let expected = expected_of(&set.geometry);
     let scope = Scope {
         geometry: &set.geometry,
-        frame,
+        expected,
         epoch: set.journal().epoch,
-        span: anchor_span(frame.ring_size),
+        span: anchor_span(expected.ring_size),
     };
     let mut records = Vec::new();
     let mut note = |_, record: &Record| records.push(said(record));
@@ -178,7 +178,7 @@ fn library(images: &[Vec<u8>]) -> Result<Scanned, String> {
         "{read} reports of {} records",
         records.len()
     );
-    let head = found.head.ring_offset(frame.ring_size);
+    let head = found.head.ring_offset(expected.ring_size);
     Ok((
         head,
         found.last.seq.0,

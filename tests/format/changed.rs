@@ -8,7 +8,7 @@ use crate::agree::said;
 use crate::array::UUID;
 use crate::fields::{ANCHOR, ENTRY, Field, RECORD, SUPERBLOCK};
 use crate::reader::{self, CRC_AT, crc};
-use crate::{GOLDEN, RING, frame_at, frame_of, golden_records, ring_bytes};
+use crate::{GOLDEN, RING, expected_of, frame_at, golden_records, ring_bytes};
 use ujournal::journal::anchor::{Anchor, Closed};
 use ujournal::journal::geometry::{Geometry, Placement, superblock_places};
 use ujournal::journal::record::Record;
@@ -191,12 +191,12 @@ fn a_changed_header_is_refused_or_read_alike() {
     for golden in GOLDEN {
         let images = golden.load();
         let geometry = Geometry::new(golden.shape()).unwrap();
-        let frame = frame_of(&geometry);
+        let expected = expected_of(&geometry);
         let scope = reader::Scope {
             uuid: UUID.0,
             ring: RING,
             payload_max: 12_288,
-            device_sectors: frame.device_sectors,
+            device_sectors: expected.device_sectors,
         };
         for (header, entries) in golden_records() {
             let offset = header.offset;
@@ -209,7 +209,7 @@ fn a_changed_header_is_refused_or_read_alike() {
                 bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
             };
             let check = |bytes: &[u8], sealed: bool, field: &str| {
-                let code = Record::decode(bytes, offset, &frame);
+                let code = Record::decode(bytes, offset, &expected);
                 let page = reader::Header::parse(bytes, offset, &scope);
                 match (code, page) {
                     (Ok(code), Ok(page)) if sealed => assert_eq!(said(&code), page, "{field}"),
@@ -242,15 +242,18 @@ fn a_changed_byte_of_a_payload_is_noticed_by_both() {
     for golden in GOLDEN {
         let images = golden.load();
         let geometry = Geometry::new(golden.shape()).unwrap();
-        let frame = frame_of(&geometry);
+        let expected = expected_of(&geometry);
         for (header, _) in golden_records() {
             let bytes = ring_bytes(&geometry, &images, header.offset, header.record_len());
             let (head, payload) = bytes.split_at(to_usize(header.header_len()));
-            let record = Record::decode(head, header.offset, &frame).unwrap();
+            let record = Record::decode(head, header.offset, &expected).unwrap();
             for at in (0..payload.len()).step_by(37) {
                 let mut payload = payload.to_vec();
                 payload[at] ^= 0x04;
-                assert!(record.check_payload(&payload, &frame).is_err(), "byte {at}");
+                assert!(
+                    record.check_payload(&payload, &expected).is_err(),
+                    "byte {at}"
+                );
 
                 let frame_start = at / 4096 * 4096;
                 let offset = (header.offset + header.header_len() + to_u64(frame_start)) % RING;

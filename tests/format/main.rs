@@ -20,7 +20,7 @@ use ujournal::journal::anchor::{Anchor, Closed, RingPlace};
 use ujournal::journal::assemble::{Set, assemble};
 use ujournal::journal::geometry::{Geometry, Placement, superblock_places};
 use ujournal::journal::record::{
-    Entry, EntryOp, Frame, Header, HeaderWriter, Kind, LifeSeed, Record,
+    Entry, EntryOp, Expected, Header, HeaderWriter, Kind, LifeSeed, Record,
 };
 use ujournal::journal::superblock::{Cleanliness, Health, Marks, Phase, Role, Superblock};
 use ujournal::units::{Epoch, FRAME, KIB, Lba, MIB, Seq, to_u64, to_usize};
@@ -38,8 +38,8 @@ fn assembled(images: Vec<Vec<u8>>) -> Set {
     assemble(Array::disks_of(images)).expect("the parts belong together")
 }
 
-fn frame_of(geometry: &Geometry) -> Frame {
-    Frame {
+fn expected_of(geometry: &Geometry) -> Expected {
+    Expected {
         uuid: UUID,
         ring_size: geometry.ring.size(),
         device_sectors: geometry.sectors(),
@@ -251,11 +251,11 @@ fn golden_records_say_what_they_said() {
     for golden in GOLDEN {
         let images = golden.load();
         let geometry = Geometry::new(golden.shape()).unwrap();
-        let frame = frame_of(&geometry);
+        let expected = expected_of(&geometry);
         for (header, entries) in golden_records() {
             let bytes = ring_bytes(&geometry, &images, header.offset, header.record_len());
             let what = format!("{} at {}", golden.name, header.offset);
-            let record = Record::decode(&bytes, header.offset, &frame);
+            let record = Record::decode(&bytes, header.offset, &expected);
             let record = record.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(
                 (record.header, &record.entries),
@@ -263,7 +263,7 @@ fn golden_records_say_what_they_said() {
                 "{what}"
             );
             let (head, payload) = bytes.split_at(to_usize(header.header_len()));
-            assert_eq!(record.check_payload(payload, &frame), Ok(()), "{what}");
+            assert_eq!(record.check_payload(payload, &expected), Ok(()), "{what}");
 
             let seed = LifeSeed::new(UUID, header.epoch);
             let checksums = record.frame_checksums.into_iter();

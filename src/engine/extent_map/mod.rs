@@ -2,7 +2,7 @@
 //!
 //! It is the overlay of the journal over the members: what it holds is to be read from the journal
 //! (or is zeroes), what it does not hold is at home. One entry is an [`Extent`]: a run of sectors
-//! that one request changed, with the request's seq and the place of the bytes.
+//! that one request changed, with the request's seq and where its bytes are.
 //!
 //! ```text
 //!   before:                  |---- seq 3 ----|       |- seq 5 -|
@@ -41,7 +41,7 @@ use self::tree::{Path, Spot, Tree};
 
 /// Where the newest bytes of an extent are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Content {
     /// In the journal, contiguous in the ring from here: a multiple of 512.
     Payload(Pos),
     /// Nowhere: the range was discarded or zeroed, and its home may be unmapped.
@@ -50,8 +50,8 @@ pub enum Place {
     ZeroesNoUnmap,
 }
 
-impl Place {
-    /// The place of what lies `sectors` further on.
+impl Content {
+    /// The content of what lies `sectors` further on.
     fn advanced(self, sectors: u64) -> Self {
         match self {
             Self::Payload(pos) => Self::Payload(Pos(pos.0 + sectors * SECTOR)),
@@ -70,7 +70,7 @@ pub struct Extent {
     /// The request that wrote them.
     pub seq: Seq,
     /// Where the bytes of the first sector are; those of the others follow.
-    pub place: Place,
+    pub content: Content,
 }
 
 impl Extent {
@@ -90,7 +90,7 @@ impl Extent {
             lba,
             sectors: u32::try_from(end.0 - lba.0).expect("a part is no longer than the whole"),
             seq: self.seq,
-            place: self.place.advanced(lba.0 - self.lba.0),
+            content: self.content.advanced(lba.0 - self.lba.0),
         }
     }
 
@@ -99,7 +99,7 @@ impl Extent {
     fn joined(&self, next: &Self) -> Option<Self> {
         let one_run = self.seq == next.seq
             && self.end() == next.lba
-            && self.place.advanced(u64::from(self.sectors)) == next.place;
+            && self.content.advanced(u64::from(self.sectors)) == next.content;
         let sectors = self.sectors.checked_add(next.sectors)?;
         one_run.then_some(Self { sectors, ..*self })
     }

@@ -19,7 +19,7 @@ const ALL: usize = usize::MAX;
 
 /// The obvious map: what each sector of the device holds.
 #[derive(Clone)]
-struct Sectors(Vec<Option<(Seq, Place)>>);
+struct Sectors(Vec<Option<(Seq, Content)>>);
 
 impl Sectors {
     fn at_home(sectors: usize) -> Self {
@@ -29,7 +29,7 @@ impl Sectors {
     fn write(&mut self, extent: &Extent) {
         for offset in 0..u64::from(extent.sectors) {
             self.0[index(extent.lba.0 + offset)] =
-                Some((extent.seq, extent.place.advanced(offset)));
+                Some((extent.seq, extent.content.advanced(offset)));
         }
     }
 
@@ -46,18 +46,18 @@ impl Sectors {
                     lba: Lba(at),
                     sectors: 1,
                 },
-                Some((seq, place)) => Span::Mapped(Extent {
+                Some((seq, content)) => Span::Mapped(Extent {
                     lba: Lba(at),
                     sectors: 1,
                     seq,
-                    place,
+                    content,
                 }),
             };
             match (spans.last_mut(), next) {
                 (Some(Span::Home { sectors, .. }), Span::Home { .. }) => *sectors += 1,
                 (Some(Span::Mapped(run)), Span::Mapped(sector))
                     if run.seq == sector.seq
-                        && run.place.advanced(u64::from(run.sectors)) == sector.place =>
+                        && run.content.advanced(u64::from(run.sectors)) == sector.content =>
                 {
                     run.sectors += 1;
                 }
@@ -87,18 +87,18 @@ fn index(lba: u64) -> usize {
     usize::try_from(lba).expect("an address of a test is small")
 }
 
-fn extent(lba: u64, sectors: u32, seq: u64, place: Place) -> Extent {
+fn extent(lba: u64, sectors: u32, seq: u64, content: Content) -> Extent {
     Extent {
         lba: Lba(lba),
         sectors,
         seq: Seq(seq),
-        place,
+        content,
     }
 }
 
 /// A write whose bytes begin at a position that no other seq has within 2^20 sectors.
 fn write(lba: u64, sectors: u32, seq: u64) -> Extent {
-    extent(lba, sectors, seq, Place::Payload(Pos(seq << 29)))
+    extent(lba, sectors, seq, Content::Payload(Pos(seq << 29)))
 }
 
 /// Splitmix64: a few lines, and the same everywhere.
@@ -210,9 +210,9 @@ fn every_overlap_of_three_extents_on_a_small_device_is_as_the_last_writer_left_i
                     let mut device = Sectors::at_home(index(DEVICE));
                     for ((lba, sectors), seq) in [(first, 1), (second, 2), (third, third_seq)] {
                         // One stream of bytes for both pieces of seq 2.
-                        let place = Place::Payload(Pos((seq << 20) + lba * SECTOR));
+                        let content = Content::Payload(Pos((seq << 20) + lba * SECTOR));
                         let sectors = u32::try_from(*sectors).expect("small");
-                        let request = extent(*lba, sectors, seq, place);
+                        let request = extent(*lba, sectors, seq, content);
                         insert_all(&mut map, request, max_displaced);
                         device.write(&request);
                     }
@@ -233,7 +233,7 @@ fn check_lookups(first: &(u64, u64), second: &(u64, u64), ranges: &[(u64, u64)])
     let sectors = |range: &(u64, u64)| u32::try_from(range.1).expect("small");
     for request in [
         write(first.0, sectors(first), 1),
-        extent(second.0, sectors(second), 2, Place::ZeroesNoUnmap),
+        extent(second.0, sectors(second), 2, Content::ZeroesNoUnmap),
     ] {
         insert_all(&mut map, request, ALL);
         device.write(&request);
@@ -245,8 +245,8 @@ fn check_lookups(first: &(u64, u64), second: &(u64, u64), ranges: &[(u64, u64)])
 fn a_hole_punched_into_an_extent_leaves_both_sides_with_their_own_bytes() {
     let mut map = ExtentMap::with_capacity(8);
     put(&mut map, write(100, 50, 1), 1);
-    put(&mut map, extent(110, 10, 2, Place::Zeroes), 1);
-    let Place::Payload(pos) = write(100, 50, 1).place else {
+    put(&mut map, extent(110, 10, 2, Content::Zeroes), 1);
+    let Content::Payload(pos) = write(100, 50, 1).content else {
         unreachable!("a write has payload")
     };
     let held: Vec<Extent> = map.iter().collect();
@@ -254,31 +254,31 @@ fn a_hole_punched_into_an_extent_leaves_both_sides_with_their_own_bytes() {
         held,
         [
             write(100, 10, 1),
-            extent(110, 10, 2, Place::Zeroes),
-            extent(120, 30, 1, Place::Payload(Pos(pos.0 + 20 * 512))),
+            extent(110, 10, 2, Content::Zeroes),
+            extent(120, 30, 1, Content::Payload(Pos(pos.0 + 20 * 512))),
         ]
     );
 }
 
 #[test]
 fn neighbours_join_only_if_they_are_one_request_and_contiguous_in_the_ring() {
-    let middle = extent(100, 10, 5, Place::Payload(Pos(1 << 20)));
-    let behind = |seq, pos| extent(110, 4, seq, Place::Payload(Pos(pos)));
-    let before = |seq, pos| extent(96, 4, seq, Place::Payload(Pos(pos)));
+    let middle = extent(100, 10, 5, Content::Payload(Pos(1 << 20)));
+    let behind = |seq, pos| extent(110, 4, seq, Content::Payload(Pos(pos)));
+    let before = |seq, pos| extent(96, 4, seq, Content::Payload(Pos(pos)));
     let next = (1 << 20) + 10 * 512;
     let previous = (1 << 20) - 4 * 512;
     for (neighbour, joined) in [
-        (behind(5, next), Some(extent(100, 14, 5, middle.place))),
+        (behind(5, next), Some(extent(100, 14, 5, middle.content))),
         (behind(5, next + 512), None),
         (behind(6, next), None),
         (
             before(5, previous),
-            Some(extent(96, 14, 5, Place::Payload(Pos(previous)))),
+            Some(extent(96, 14, 5, Content::Payload(Pos(previous)))),
         ),
         (before(5, previous - 512), None),
         (before(6, previous), None),
-        (extent(110, 4, 5, Place::Zeroes), None),
-        (extent(111, 4, 5, Place::Payload(Pos(next + 512))), None),
+        (extent(110, 4, 5, Content::Zeroes), None),
+        (extent(111, 4, 5, Content::Payload(Pos(next + 512))), None),
     ] {
         let mut map = ExtentMap::with_capacity(4);
         put(&mut map, middle, 1);
@@ -313,9 +313,9 @@ fn a_lookup_of_nothing_has_no_spans_and_an_empty_map_is_all_home() {
 #[test]
 fn the_last_addresses_and_the_longest_extent_are_held_whole() {
     let mut map = ExtentMap::with_capacity(4);
-    let last = extent(u64::MAX - 8, 8, 1, Place::Zeroes);
-    let longest = extent(0, u32::MAX, 2, Place::Zeroes);
-    let continued = extent(u64::from(u32::MAX), 8, 2, Place::Zeroes);
+    let last = extent(u64::MAX - 8, 8, 1, Content::Zeroes);
+    let longest = extent(0, u32::MAX, 2, Content::Zeroes);
+    let continued = extent(u64::from(u32::MAX), 8, 2, Content::Zeroes);
     for request in [last, longest, continued] {
         assert_eq!(map.insert(request, 1), request.sectors);
     }
@@ -357,7 +357,7 @@ fn an_insert_beyond_the_capacity_is_our_bug() {
 #[should_panic(expected = "is not at a sector of the ring")]
 fn a_payload_off_the_sectors_of_the_ring_is_our_bug() {
     let mut map = ExtentMap::with_capacity(4);
-    put(&mut map, extent(0, 8, 1, Place::Payload(Pos(513))), 1);
+    put(&mut map, extent(0, 8, 1, Content::Payload(Pos(513))), 1);
 }
 
 // Random histories.
@@ -456,7 +456,7 @@ impl History {
     }
 
     /// A request with the next seq, cut to the device: a write, unless `zeroes` says otherwise.
-    fn request(&mut self, lba: u64, sectors: u32, zeroes: Option<Place>, max_displaced: usize) {
+    fn request(&mut self, lba: u64, sectors: u32, zeroes: Option<Content>, max_displaced: usize) {
         let seq = self.last.seq.0 + 1;
         let sectors = sectors.min(u32::try_from(DEVICE - lba).expect("small"));
         self.accept(
@@ -464,7 +464,7 @@ impl History {
                 lba,
                 sectors,
                 seq,
-                zeroes.unwrap_or(Place::Payload(Pos(seq << 29))),
+                zeroes.unwrap_or(Content::Payload(Pos(seq << 29))),
             ),
             max_displaced,
         );
@@ -488,12 +488,12 @@ impl History {
                 sectors,
                 max_displaced,
             } => {
-                let place = if lba % 2 == 0 {
-                    Place::Zeroes
+                let content = if lba % 2 == 0 {
+                    Content::Zeroes
                 } else {
-                    Place::ZeroesNoUnmap
+                    Content::ZeroesNoUnmap
                 };
-                self.request(lba, sectors, Some(place), max_displaced);
+                self.request(lba, sectors, Some(content), max_displaced);
             }
             Step::Rewrite { lba } => {
                 if let Sweep::Found(old) = self.map.next_through(Lba(lba), Seq(u64::MAX), ALL) {
@@ -504,9 +504,9 @@ impl History {
                 let at = self.last.end().0;
                 let sectors = u64::from(sectors).min(DEVICE - at);
                 if sectors > 0 {
-                    let place = self.last.place.advanced(u64::from(self.last.sectors));
+                    let content = self.last.content.advanced(u64::from(self.last.sectors));
                     let sectors = u32::try_from(sectors).expect("small");
-                    self.accept(extent(at, sectors, self.last.seq.0, place), ALL);
+                    self.accept(extent(at, sectors, self.last.seq.0, content), ALL);
                 }
             }
             Step::Release {
@@ -834,7 +834,7 @@ fn leaves_at_their_minimum_everywhere_use_the_arena_up_and_no_more() {
         for leaf in 0..EXTENTS / 32 {
             let lba = (leaf * 32 + round) * 8;
             seq += 1;
-            put(&mut map, extent(lba, 4, seq, Place::Zeroes), 1);
+            put(&mut map, extent(lba, 4, seq, Content::Zeroes), 1);
             map.release_through(Lba(lba), Seq(seq), 1);
             seq += 1;
             put(&mut map, write(lba, 4, seq), 1);
@@ -870,7 +870,7 @@ fn a_discard_over_a_hundred_thousand_extents_goes_on_over_many_calls() {
         7,
         u32::try_from(EXTENTS * 16 - 16).expect("fits"),
         EXTENTS + 1,
-        Place::Zeroes,
+        Content::Zeroes,
     );
     let mut rest = discard;
     let mut calls = 0;

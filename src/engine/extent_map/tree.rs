@@ -35,7 +35,7 @@
 
 use crate::units::{Lba, Pos, Seq};
 
-use super::{Extent, Place, SECTOR};
+use super::{Content, Extent, SECTOR};
 
 /// The most entries of a node.
 const FULL: usize = 63;
@@ -115,7 +115,7 @@ struct Leaf {
     len: u32,
     prev: u32,
     seq: [u64; FULL],
-    place: [PackedPlace; FULL],
+    content: [PackedContent; FULL],
     sectors: [u32; FULL],
     /// The leaf to the right; in a free leaf, the next free one.
     next: u32,
@@ -138,34 +138,34 @@ struct Inner {
 
 const _: () = assert!(size_of::<Inner>() == 768);
 
-/// A [`Place`] in 8 bytes: positions are whole sectors, so that the values below 512 but above 0
+/// A [`Content`] in 8 bytes: positions are whole sectors, so that the values below 512 but above 0
 /// are free for the places without one.
 #[derive(Clone, Copy)]
-struct PackedPlace(u64);
+struct PackedContent(u64);
 
-impl PackedPlace {
+impl PackedContent {
     const ZEROES: u64 = 1;
     const ZEROES_NO_UNMAP: u64 = 2;
 
-    fn pack(place: Place) -> Self {
-        match place {
-            Place::Payload(pos) => {
+    fn pack(content: Content) -> Self {
+        match content {
+            Content::Payload(pos) => {
                 assert!(
                     pos.0.is_multiple_of(SECTOR),
                     "{pos:?} is not at a sector of the ring"
                 );
                 Self(pos.0)
             }
-            Place::Zeroes => Self(Self::ZEROES),
-            Place::ZeroesNoUnmap => Self(Self::ZEROES_NO_UNMAP),
+            Content::Zeroes => Self(Self::ZEROES),
+            Content::ZeroesNoUnmap => Self(Self::ZEROES_NO_UNMAP),
         }
     }
 
-    fn unpack(self) -> Place {
+    fn unpack(self) -> Content {
         match self.0 {
-            Self::ZEROES => Place::Zeroes,
-            Self::ZEROES_NO_UNMAP => Place::ZeroesNoUnmap,
-            pos => Place::Payload(Pos(pos)),
+            Self::ZEROES => Content::Zeroes,
+            Self::ZEROES_NO_UNMAP => Content::ZeroesNoUnmap,
+            pos => Content::Payload(Pos(pos)),
         }
     }
 }
@@ -337,7 +337,7 @@ impl Tree {
 
     // Changing an entry in its place.
 
-    /// Gives the entry at `spot` the seq and place of `extent`, which has its range.
+    /// Gives the entry at `spot` the seq and content of `extent`, which has its range.
     pub(super) fn replace(&mut self, spot: Spot, extent: &Extent) {
         let leaf = self.leaf_mut(spot.leaf);
         assert_eq!(
@@ -713,7 +713,7 @@ impl Leaf {
         len: 0,
         prev: NONE,
         seq: [0; FULL],
-        place: [PackedPlace(0); FULL],
+        content: [PackedContent(0); FULL],
         sectors: [0; FULL],
         next: NONE,
     };
@@ -736,7 +736,7 @@ impl Leaf {
             lba: Lba(self.lba[slot]),
             sectors: self.sectors[slot],
             seq: Seq(self.seq[slot]),
-            place: self.place[slot].unpack(),
+            content: self.content[slot].unpack(),
         }
     }
 
@@ -744,7 +744,7 @@ impl Leaf {
         self.lba[slot] = extent.lba.0;
         self.sectors[slot] = extent.sectors;
         self.seq[slot] = extent.seq.0;
-        self.place[slot] = PackedPlace::pack(extent.place);
+        self.content[slot] = PackedContent::pack(extent.content);
     }
 
     fn insert(&mut self, slot: usize, extent: &Extent) {
@@ -806,14 +806,14 @@ impl Leaf {
     fn move_within(&mut self, from: usize, to: usize, at: usize) {
         self.lba.copy_within(from..to, at);
         self.seq.copy_within(from..to, at);
-        self.place.copy_within(from..to, at);
+        self.content.copy_within(from..to, at);
         self.sectors.copy_within(from..to, at);
     }
 
     fn copy_from(&mut self, other: &Self, from: usize, at: usize, count: usize) {
         self.lba[at..at + count].copy_from_slice(&other.lba[from..from + count]);
         self.seq[at..at + count].copy_from_slice(&other.seq[from..from + count]);
-        self.place[at..at + count].copy_from_slice(&other.place[from..from + count]);
+        self.content[at..at + count].copy_from_slice(&other.content[from..from + count]);
         self.sectors[at..at + count].copy_from_slice(&other.sectors[from..from + count]);
     }
 }
