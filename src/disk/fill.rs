@@ -23,9 +23,18 @@ pub struct Progress {
 
 /// Writes zeroes over a range, and flushes: when it returns, they are durable.
 ///
-/// `progress` is called after each piece, the last one included. Unlike [`Disk::zero`] this always
-/// writes.
+/// `progress` is called after each piece, the last one included.
 pub fn fill_with_zeroes(
+    disk: &mut dyn Disk,
+    range: Range<Offset>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), DiskError> {
+    write_zeroes(disk, range, progress)?;
+    disk.flush()
+}
+
+/// The same without the flush. Unlike [`Disk::zero`] this always writes, so that the range has all its space.
+pub fn write_zeroes(
     disk: &mut dyn Disk,
     range: Range<Offset>,
     progress: &mut dyn FnMut(Progress),
@@ -40,7 +49,7 @@ pub fn fill_with_zeroes(
         done += piece;
         progress(Progress { done, total });
     }
-    disk.flush()
+    Ok(())
 }
 
 #[cfg(test)]

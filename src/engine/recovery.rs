@@ -16,10 +16,13 @@
 //! Replay of what was found goes on behind the first requests.
 
 use super::extent_map::{Content, Extent, ExtentMap};
+use super::port::Space;
 use super::replay::{Waypoint, waypoint_grain};
 use super::{Close, Condition, Engine, Place};
 use crate::disk::DiskError;
 use crate::disk::buffer::AlignedBuffer;
+use crate::disk::fill::write_zeroes;
+use crate::disk::raid0::Stripes;
 use crate::journal::ArrayUuid;
 use crate::journal::FRAME_LEN;
 use crate::journal::anchor::{Anchor, Closed, RingPlace};
@@ -28,9 +31,11 @@ use crate::journal::geometry::anchor_span;
 use crate::journal::record::{
     EntryOp, Expected, Header, HeaderWriter, Kind, LifeSeed, Record, RecordError,
 };
-use crate::journal::scan::{Found, ScanError, Scope, read_ring, scan, write_anchor};
+use crate::journal::scan::{Disks, Found, ScanError, Scope, read_ring, scan, write_anchor};
 use crate::journal::superblock::Health;
-use crate::units::{Epoch, FRAME, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
+use crate::units::{
+    Epoch, FRAME, Offset, Pos, SECTOR, Seq, round_down, round_up, to_u64, to_usize,
+};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -493,12 +498,26 @@ fn write_home(
 ) -> Result<(), RecoveryError> {
     let uuid = set.journal().uuid;
     let (start, len) = (extent.lba.0 * SECTOR, u64::from(extent.sectors) * SECTOR);
-    let Content::Payload(pos) = extent.content else {
-        let runs: Vec<_> = set.geometry.data.runs(start, len).collect();
-        for run in runs {
-            set.disks[run.part.index()].zero(run.offset, run.len)?;
+    let pos = match extent.content {
+        Content::Payload(pos) => pos,
+        Content::Zeroes => {
+            return Ok(zero_home(
+                &mut set.disks,
+                &set.geometry.data,
+                start,
+                len,
+                Space::Freed,
+            )?);
         }
-        return Ok(());
+        Content::ZeroesNoUnmap => {
+            return Ok(zero_home(
+                &mut set.disks,
+                &set.geometry.data,
+                start,
+                len,
+                Space::Kept,
+            )?);
+        }
     };
     let ring_size = set.geometry.ring.size();
     let skip = pos.0 % FRAME;
@@ -525,4 +544,119 @@ fn write_home(
         set.disks[piece.part.index()].write(piece.offset, &buffer[at..at + to_usize(piece.len)])?;
     }
     Ok(())
+}
+
+/// Makes `len` bytes of the device from `start` on read as zeroes at home. Members are asked to free whole
+/// frames only: ragged edges are written, and so is all that has to keep its space.
+fn zero_home(
+    disks: &mut Disks,
+    home: &Stripes,
+    start: u64,
+    len: u64,
+    space: Space,
+) -> Result<(), DiskError> {
+    for run in home.runs(start, len) {
+        let disk = disks[run.part.index()].as_mut();
+        let end = run.offset.plus(run.len);
+        let freed = match space {
+            Space::Freed => round_up(run.offset.0, FRAME)..round_down(end.0, FRAME),
+            Space::Kept => 0..0,
+        };
+        if freed.is_empty() {
+            write_zeroes(disk, run.offset..end, &mut |_| {})?;
+            continue;
+        }
+        let (first, last) = (Offset(freed.start), Offset(freed.end));
+        write_zeroes(disk, run.offset..first, &mut |_| {})?;
+        disk.zero(first, last.0 - first.0)?;
+        write_zeroes(disk, last..end, &mut |_| {})?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what recovery zeroes before START keeps its space where it must. Method: disks that tell
+    //! a range that was zeroed from one that was written.
+
+    use super::*;
+    use crate::disk::Disk;
+    use crate::disk::raid0::Lane;
+    use crate::disk::ram::Ram;
+    use crate::units::{KIB, PartIndex};
+
+    /// Fills with this what it was asked to zero.
+    const FREED: u8 = 0xf0;
+    const UNTOUCHED: u8 = 0x55;
+
+    struct TellsFreed(Ram);
+
+    impl Disk for TellsFreed {
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+        fn read(&mut self, offset: Offset, buffer: &mut [u8]) -> Result<(), DiskError> {
+            self.0.read(offset, buffer)
+        }
+        fn write(&mut self, offset: Offset, buffer: &[u8]) -> Result<(), DiskError> {
+            self.0.write(offset, buffer)
+        }
+        fn flush(&mut self) -> Result<(), DiskError> {
+            self.0.flush()
+        }
+        fn zero(&mut self, offset: Offset, len: u64) -> Result<(), DiskError> {
+            self.0.write(offset, &vec![FREED; to_usize(len)])
+        }
+        fn name(&self) -> String {
+            self.0.name()
+        }
+    }
+
+    /// What two members of 64 KiB hold after a range of the device was zeroed.
+    fn zeroed(start: u64, len: u64, space: Space) -> [Vec<u8>; 2] {
+        let lane = |part| Lane {
+            part: PartIndex(part),
+            start: Offset(0),
+            gap: None,
+        };
+        let home = Stripes::new(vec![lane(0), lane(1)], 16 * KIB, 64 * KIB);
+        let rams = [0, 1].map(|_| Ram::from_bytes(vec![UNTOUCHED; 64 << 10]));
+        let mut disks = rams
+            .clone()
+            .map(|ram| Box::new(TellsFreed(ram)) as Box<dyn Disk>);
+        zero_home(&mut disks, &home, start, len, space).unwrap();
+        rams.map(|ram| ram.bytes().to_vec())
+    }
+
+    #[test]
+    fn zeroes_that_keep_their_space_are_written() {
+        let [first, second] = zeroed(4 * KIB, 24 * KIB, Space::Kept);
+        let mut expected = vec![UNTOUCHED; 64 << 10];
+        expected[4 << 10..16 << 10].fill(0);
+        assert!(first == expected, "exactly the range, and nothing is freed");
+        let mut expected = vec![UNTOUCHED; 64 << 10];
+        expected[..12 << 10].fill(0);
+        assert!(
+            second == expected,
+            "exactly the range, and nothing is freed"
+        );
+    }
+
+    #[test]
+    fn only_whole_frames_are_freed_and_the_edges_are_written() {
+        let [first, second] = zeroed(3584, 16 * KIB, Space::Freed);
+        let mut expected = vec![UNTOUCHED; 64 << 10];
+        expected[3584..4096].fill(0);
+        expected[4096..16 << 10].fill(FREED);
+        assert!(
+            first == expected,
+            "the frame that is hit in part is written"
+        );
+        let mut expected = vec![UNTOUCHED; 64 << 10];
+        expected[..3584].fill(0);
+        assert!(
+            second == expected,
+            "nothing is freed that is not a whole frame"
+        );
+    }
 }
