@@ -12,6 +12,8 @@ pub mod engine;
 pub mod journal;
 pub mod kernel;
 pub mod outcome;
+#[cfg(any(test, feature = "sim", feature = "drive"))]
+pub mod random;
 pub mod serve;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

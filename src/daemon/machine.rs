@@ -1,6 +1,7 @@
 //! Whether this machine can serve at all, asked before anything is touched: each lack with its remedy.
 
 use crate::outcome::Failure;
+use rustix::process::Uid;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -10,7 +11,7 @@ const KERNEL_MIN: (u32, u32) = (6, 12);
 
 /// Refuses a machine without permission, ublk or `io_uring`.
 pub fn check() -> Result<(), Failure> {
-    check_user(rustix::process::geteuid().is_root())?;
+    check_user(rustix::process::geteuid())?;
     check_ublk(Path::new("/dev/ublk-control"), &release())?;
     check_io_uring(
         &|| io_uring::IoUring::new(4).map(drop),
@@ -18,22 +19,11 @@ pub fn check() -> Result<(), Failure> {
     )
 }
 
-fn check_user(root: impl Into<Root>) -> Result<(), Failure> {
-    match root.into() {
-        Root::Yes => Ok(()),
-        Root::No => Err(Failure::failed("start needs root: run it with sudo")),
+fn check_user(user: Uid) -> Result<(), Failure> {
+    if user.is_root() {
+        return Ok(());
     }
-}
-
-enum Root {
-    Yes,
-    No,
-}
-
-impl From<bool> for Root {
-    fn from(is_root: bool) -> Root {
-        if is_root { Root::Yes } else { Root::No }
-    }
+    Err(Failure::failed("start needs root: run it with sudo"))
 }
 
 fn check_ublk(control: &Path, release: &str) -> Result<(), Failure> {
@@ -149,9 +139,9 @@ mod tests {
 
     #[test]
     fn only_root_may_start() {
-        check_user(true).expect("root");
+        check_user(Uid::ROOT).expect("root");
         assert_eq!(
-            message(check_user(false)),
+            message(check_user(Uid::from_raw(1000))),
             "start needs root: run it with sudo"
         );
     }

@@ -18,7 +18,7 @@
 //! An overwrite does not delay either: it makes a new `since` of the dirty state only if there was none, and
 //! the flying state keeps its own.
 
-use super::random::Random;
+use crate::random::Random;
 use crate::units::to_usize;
 
 /// Sectors in a line.
@@ -215,7 +215,7 @@ impl Directory {
 
     fn evict(&mut self, range: &std::ops::Range<usize>, random: &mut Random) -> Slot {
         let clean = &self.lists[Kind::Clean.index()];
-        let start = random.below(clean.len());
+        let start = random.index(clean.len());
         let slot = (start..clean.len())
             .chain(0..start)
             .map(|n| clean[n])
@@ -428,8 +428,8 @@ mod tests {
         }
 
         fn write(&mut self) {
-            let first = self.random.below(SECTORS);
-            let count = 1 + self.random.below((SECTORS - first).min(24));
+            let first = self.random.index(SECTORS);
+            let count = 1 + self.random.index((SECTORS - first).min(24));
             let lines = first / 8..(first + count).div_ceil(8);
             if !self.directory.has_room(lines.start, lines.len()) {
                 return;
@@ -457,7 +457,7 @@ mod tests {
             if volatile.is_empty() {
                 return;
             }
-            let slot = volatile[self.random.below(volatile.len())];
+            let slot = volatile[self.random.index(volatile.len())];
             let chosen = Mask::try_from(self.random.below(256)).expect("eight bits");
             let may = self.directory.may_depart(slot);
             let mask = if self.random.below(2) == 0 {
@@ -475,7 +475,7 @@ mod tests {
             if self.flying.is_empty() {
                 return;
             }
-            let n = self.random.below(self.flying.len());
+            let n = self.random.index(self.flying.len());
             let (slot, mask, data) = self.flying.swap_remove(n);
             for (sector, number) in data {
                 self.store[sector] = number;

@@ -17,13 +17,11 @@
 //!
 //! * `directory` says which sectors the cache holds and in what state: plain state, no memory, no I/O.
 //! * `server` moves the data and decides when what is destaged.
-//! * `random` makes the decisions repeatable.
 //!
 //! It is a tool for tests: an error of the store breaks the drive for good, and all it answers from then
 //! on are errors.
 
 mod directory;
-mod random;
 mod server;
 
 pub use server::{Drive, Gauge, Plan, Trip, TripOp};

@@ -31,9 +31,9 @@ use std::time::Duration;
 use tracing::error;
 
 use super::directory::{Directory, LINE_SECTORS, Mask, Number, Slot, bits};
-use super::random::Random;
 use crate::disk::buffer::{Arena, Residency};
 use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
+use crate::random::Random;
 use crate::ublk::{FileSlot, Needs, Output, Segment, Server, WriteMode};
 use crate::units::{SECTOR, to_u64, to_usize};
 
@@ -710,7 +710,7 @@ impl Drive {
             .allowance
             .min(u128::from(sectors_per_second) * 1_000_000_000);
         while self.unhurried_departure_is_free() {
-            let sectors = to_u64(1 + self.random.below(8));
+            let sectors = 1 + self.random.below(8);
             let price = u128::from(sectors) * 1_000_000_000;
             if self.allowance < price || !self.depart_somewhere(sectors, out) {
                 return;
@@ -731,14 +731,14 @@ impl Drive {
         }
         // A line may have nothing but sectors under way; of a few, one will have others.
         for _ in 0..8 {
-            let slot = volatile[self.random.below(volatile.len())];
+            let slot = volatile[self.random.index(volatile.len())];
             let may = self.directory.may_depart(slot);
             let count = bits(may).count();
             if count == 0 {
                 continue;
             }
             let bit = bits(may)
-                .nth(self.random.below(count))
+                .nth(self.random.index(count))
                 .expect("there are so many");
             let block = u64::from(self.plan.block_size) / SECTOR;
             let sector = first_sector(self.directory.line_of(slot)) + to_u64(bit);

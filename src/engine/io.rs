@@ -52,8 +52,14 @@ pub(super) struct JournalRead {
     /// What is wanted.
     pub(super) lba: Lba,
     pub(super) sectors: u32,
-    /// Whether this is the second try.
-    pub(super) again: bool,
+    pub(super) attempt: Attempt,
+}
+
+/// What is not what was written, or cannot be read, is read once more and no more often.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Attempt {
+    First,
+    Second,
 }
 
 /// Reading or writing.

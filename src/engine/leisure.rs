@@ -29,15 +29,15 @@ impl Leisure {
         }
     }
 
-    /// The turn at `now` ends, and leaves nothing waiting if it is `quiet`.
-    pub(super) fn note(&mut self, now: Duration, quiet: bool) {
+    /// The turn at `now` ends, and leaves so many requests `pending`.
+    pub(super) fn note(&mut self, now: Duration, pending: usize) {
         let passed = now.saturating_sub(self.noted_at);
         self.whole += passed;
         if self.quiet_since {
             self.quiet += passed;
         }
         self.noted_at = now;
-        self.quiet_since = quiet;
+        self.quiet_since = pending == 0;
         // The past counts half as much with every stretch.
         while self.whole > self.stretch {
             self.whole /= 2;
@@ -67,8 +67,8 @@ mod tests {
     ) -> Duration {
         for turn in 0..turns {
             let begins = from + period * turn;
-            leisure.note(begins, false);
-            leisure.note(begins + busy, true);
+            leisure.note(begins, 1);
+            leisure.note(begins + busy, 0);
         }
         from + period * turns
     }
@@ -96,9 +96,9 @@ mod tests {
     #[test]
     fn nothing_is_said_of_a_stretch_that_has_hardly_begun() {
         let mut leisure = Leisure::new(100 * MS);
-        leisure.note(24 * MS, true);
+        leisure.note(24 * MS, 0);
         assert!(!leisure.prevails());
-        leisure.note(25 * MS, true);
+        leisure.note(25 * MS, 0);
         assert!(leisure.prevails());
     }
 }

@@ -263,7 +263,7 @@ impl Engine {
         self.count_stall();
         self.make_durable(port);
         self.finish_reads(port);
-        self.leisure.note(now, self.requests_pending() == 0);
+        self.leisure.note(now, self.requests_pending());
     }
 
     fn finish_operations(&mut self, port: &mut impl Port) {

@@ -6,7 +6,7 @@
 //! there and goes on in a later turn.
 
 use super::extent_map::{Content, Extent, Span};
-use super::io::{JournalRead, Purpose, Transfer};
+use super::io::{Attempt, JournalRead, Purpose, Transfer};
 use super::port::{Memory, Port};
 use super::request::{Errno, Request, Tag};
 use super::{Close, Engine, answer};
@@ -153,7 +153,7 @@ impl Engine {
             if self.commits.is_inserting(from, sectors) {
                 break;
             }
-            match self.read_range(port, tag, from, sectors, false) {
+            match self.read_range(port, tag, from, sectors, Attempt::First) {
                 Begun::All => {
                     self.reads.waiting.pop_front();
                     self.reads.get(tag).begun = reading.request.sectors.into();
@@ -174,7 +174,7 @@ impl Engine {
         tag: Tag,
         from: Lba,
         sectors: u64,
-        again: bool,
+        attempt: Attempt,
     ) -> Begun {
         let end = from.plus(sectors);
         let mut at = from;
@@ -186,7 +186,7 @@ impl Engine {
                 .expect("spans cover the range");
             let begun = match span {
                 Span::Home { lba, sectors } => self.read_home(port, tag, lba, sectors),
-                Span::Mapped(extent) => self.read_mapped(port, tag, extent, again),
+                Span::Mapped(extent) => self.read_mapped(port, tag, extent, attempt),
             };
             at = at.plus(begun);
             if begun == 0 {
@@ -229,7 +229,13 @@ impl Engine {
     }
 
     /// Takes, or begins reading, what the journal holds; returns how many sectors of it.
-    fn read_mapped(&mut self, port: &mut impl Port, tag: Tag, extent: Extent, again: bool) -> u64 {
+    fn read_mapped(
+        &mut self,
+        port: &mut impl Port,
+        tag: Tag,
+        extent: Extent,
+        attempt: Attempt,
+    ) -> u64 {
         let buffer = self.buffer_at(tag, extent.lba);
         let sectors = u64::from(extent.sectors);
         let len = sectors * SECTOR;
@@ -247,7 +253,7 @@ impl Engine {
                     .copy(pos, port.buffer_mut(tag, buffer..buffer + to_usize(len)));
                 sectors
             }
-            Content::Payload(pos) => self.read_journal(port, tag, extent, pos, again),
+            Content::Payload(pos) => self.read_journal(port, tag, extent, pos, attempt),
         }
     }
 
@@ -258,7 +264,7 @@ impl Engine {
         tag: Tag,
         extent: Extent,
         pos: Pos,
-        again: bool,
+        attempt: Attempt,
     ) -> u64 {
         if self.ios.available()
             < self.settings.ios_for_a_read() + self.settings.ios_kept(self.ring_size())
@@ -282,7 +288,7 @@ impl Engine {
             pos,
             lba: extent.lba,
             sectors: u32::try_from(bytes / SECTOR).expect("a bounce buffer has few sectors"),
-            again,
+            attempt,
         };
         let range = first_frame..first_frame.plus(frames * FRAME);
         let at = self.window.bounce_at(bounce);
@@ -353,7 +359,7 @@ impl Engine {
             Ok(()) => self.counters.checksum_errors += 1,
             Err(_) => self.counters.journal_read_errors += 1,
         }
-        if read.again {
+        if read.attempt == Attempt::Second {
             self.degrade();
             let errno = result.err().unwrap_or(Errno::BAD_DATA);
             self.reads.ended(read.tag, Err(errno));
@@ -370,7 +376,7 @@ impl Engine {
     /// Reads once more what was not what had been written; returns whether all of it was begun.
     fn retry_reads(&mut self, port: &mut impl Port) -> bool {
         while let Some(retry) = self.reads.retries.front().copied() {
-            match self.read_range(port, retry.tag, retry.lba, retry.sectors, true) {
+            match self.read_range(port, retry.tag, retry.lba, retry.sectors, Attempt::Second) {
                 Begun::All => {
                     self.reads.retries.pop_front();
                     self.reads.ended(retry.tag, Ok(()));

@@ -20,6 +20,7 @@
 //! journal still serves them, and the round simply begins again after a pause: everything is written
 //! once more before another flush is believed.
 
+use super::commit::Commits;
 use super::extent_map::{Content, Cursor, Extent, Sweep};
 use super::io::{Purpose, Transfer};
 use super::port::{Memory, Port, Space, Sync};
@@ -228,11 +229,12 @@ impl Replay {
     }
 
     /// The newest place at which a round may end: answered, and not too far.
-    fn next_end(&self, acked: Seq, all_acked: bool) -> Option<Place> {
+    fn next_end(&self, commits: &Commits) -> Option<Place> {
+        let acked = commits.acked;
         let limit = self.tail.pos.plus(self.round);
         let fits =
             |place: &Place| place.pos <= limit && place.seq <= acked && place.seq > self.tail.seq;
-        if all_acked && fits(&self.newest) {
+        if commits.all_acked() && fits(&self.newest) {
             return Some(self.newest);
         }
         let places = self.waypoints.iter().map(|waypoint| waypoint.place);
@@ -289,10 +291,7 @@ impl Engine {
         if !self.round_wanted() {
             return false;
         }
-        let Some(end) = self
-            .replay
-            .next_end(self.commits.acked, self.commits.all_acked())
-        else {
+        let Some(end) = self.replay.next_end(&self.commits) else {
             return false;
         };
         let replay = &mut self.replay;

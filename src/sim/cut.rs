@@ -18,8 +18,8 @@
 //! A sector that was being written is sometimes unreadable. That may be one of a write in flight, and,
 //! more rarely, one of a completed write that the disk was just moving from its cache to the media.
 
+use crate::random::{Random, mix};
 use crate::sim::media::{AtRisk, Candidate, Clock, SimDisk, Survivor, Ticket, Zone};
-use crate::sim::random::{Random, mix};
 use crate::units::{to_u64, to_usize};
 
 /// What becomes of one write.

@@ -7,10 +7,10 @@
 //! is judged anew for each history.
 
 use crate::engine::request::{Durability, Op, Request, Unmap};
+use crate::random::Random;
 use crate::sim::cut::Choices;
 use crate::sim::media::{Fuse, SimDisk};
 use crate::sim::oracle::Crash;
-use crate::sim::random::Random;
 use crate::sim::scenario::Scenario;
 use crate::sim::stamp::Version;
 use crate::sim::story::Story;

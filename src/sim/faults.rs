@@ -6,7 +6,7 @@
 
 use crate::disk::DiskOp;
 use crate::engine::request::Errno;
-use crate::sim::random::Random;
+use crate::random::Random;
 use crate::units::SECTOR;
 use std::ops::Range;
 

@@ -26,8 +26,8 @@ use crate::disk::{Disk, DiskError, DiskOp, check_range};
 use crate::engine::port::Sync;
 use crate::engine::request::Errno;
 use crate::engine::settings::SyncWrite;
+use crate::random::mix;
 use crate::sim::faults::{Fault, Faults, short_len};
-use crate::sim::random::mix;
 use crate::sim::stamp::SECTOR_LEN;
 use crate::units::{Offset, SECTOR, to_u64, to_usize};
 use std::cell::{Cell, RefCell};
@@ -174,6 +174,15 @@ impl Source {
             Source::Data(bytes, at) => &bytes[*at..*at + SECTOR_LEN],
         }
     }
+}
+
+/// Which version of a sector is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Which {
+    /// The one that was written last.
+    Newest,
+    /// The one that a cut leaves at the least.
+    Durable,
 }
 
 /// A volatile version of one sector.
@@ -352,9 +361,11 @@ impl Media {
         self.print = self.print.wrapping_add(self.durable_print(sector));
     }
 
-    /// Copies the newest version of one sector, or only the durable one.
-    fn copy_sector(&self, sector: u64, newest: bool, out: &mut [u8]) -> Result<(), Errno> {
-        if newest && let Some(version) = self.held.get(&sector).and_then(|held| held.last()) {
+    /// Copies one version of a sector.
+    fn copy_sector(&self, sector: u64, which: Which, out: &mut [u8]) -> Result<(), Errno> {
+        if which == Which::Newest
+            && let Some(version) = self.held.get(&sector).and_then(|held| held.last())
+        {
             out.copy_from_slice(version.source.bytes());
             return Ok(());
         }
@@ -371,10 +382,10 @@ impl Media {
         Ok(())
     }
 
-    fn copy_out(&self, sectors: Range<u64>, newest: bool) -> Result<Vec<u8>, Errno> {
+    fn copy_out(&self, sectors: Range<u64>, which: Which) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; to_usize(sectors.end - sectors.start) * SECTOR_LEN];
         for (sector, out) in sectors.zip(bytes.chunks_exact_mut(SECTOR_LEN)) {
-            self.copy_sector(sector, newest, out)?;
+            self.copy_sector(sector, which, out)?;
         }
         Ok(bytes)
     }
@@ -421,7 +432,7 @@ impl Media {
             } => {
                 let sectors = self.sector_range(offset, len);
                 let early = match moment {
-                    Moment::Begin => Some(self.copy_out(sectors.clone(), true)),
+                    Moment::Begin => Some(self.copy_out(sectors.clone(), Which::Newest)),
                     Moment::Finish => None,
                 };
                 What::Read { sectors, early }
@@ -504,10 +515,13 @@ impl Media {
         if self.gone {
             return failed(NO_DEVICE);
         }
-        let newest = fault != Some(Fault::Stale);
+        let which = match fault {
+            Some(Fault::Stale) => Which::Durable,
+            Some(_) | None => Which::Newest,
+        };
         let bytes = match early {
-            Some(bytes) if newest => bytes,
-            Some(_) | None => self.copy_out(sectors, newest),
+            Some(bytes) if which == Which::Newest => bytes,
+            Some(_) | None => self.copy_out(sectors, which),
         };
         let mut bytes = match bytes {
             Ok(bytes) => bytes,
@@ -911,7 +925,7 @@ impl SimDisk {
     pub fn peek(&self, offset: Offset, len: u64) -> Result<Vec<u8>, Errno> {
         let media = self.0.borrow();
         let sectors = media.sector_range(offset, len);
-        media.copy_out(sectors, true)
+        media.copy_out(sectors, Which::Newest)
     }
 
     /// Puts content on the disk, durably and without an operation: what was there before anything else.
@@ -934,7 +948,10 @@ impl SimDisk {
         let mut media = self.0.borrow_mut();
         let sector = offset.0 / SECTOR;
         let mut bytes = [0; SECTOR_LEN];
-        if media.copy_sector(sector, false, &mut bytes).is_ok() {
+        if media
+            .copy_sector(sector, Which::Durable, &mut bytes)
+            .is_ok()
+        {
             bytes[to_usize(offset.0 % SECTOR)] ^= 1 << (bit % 8);
             media.set_durable(sector, &bytes);
         }
@@ -1103,9 +1120,9 @@ mod tests {
     //! Each rule of the media, by looking at everything that a cut can leave.
 
     use super::*;
+    use crate::random::Random;
     use crate::sim::cut::{Choices, cut, print};
     use crate::sim::faults::Rule;
-    use crate::sim::random::Random;
 
     fn disk(cache: Cache) -> SimDisk {
         SimDisk::new("disk", 64 * 1024, cache, &Clock::default())

@@ -39,7 +39,6 @@ pub mod faults;
 pub mod media;
 pub mod oracle;
 pub mod points;
-pub mod random;
 pub mod rules;
 pub mod scenario;
 pub mod stamp;

@@ -645,7 +645,7 @@ mod tests {
     //! against an oracle that tries everything.
 
     use super::*;
-    use crate::sim::random::Random;
+    use crate::random::Random;
     use crate::sim::rules::Rules;
     use std::collections::BTreeSet;
 

@@ -7,10 +7,10 @@
 use crate::engine::Close;
 use crate::journal::FRAME_LEN;
 use crate::journal::geometry::superblock_places;
+use crate::random::Random;
 use crate::sim::cut::{self, Style};
 use crate::sim::media::{Fuse, SimDisk};
 use crate::sim::oracle::Crash;
-use crate::sim::random::Random;
 use crate::sim::scenario::Scenario;
 use crate::sim::stamp::Version;
 use crate::sim::story::Story;

@@ -10,8 +10,8 @@ use crate::journal::MARGIN;
 use crate::journal::geometry::{
     Geometry, Placement, Shape, journal_size_min, record_max, superblock_places,
 };
+use crate::random::Random;
 use crate::sim::media::{Cache, Clock, SimDisk, Zone};
-use crate::sim::random::Random;
 use crate::sim::stamp::{Version, stamp};
 use crate::units::{FRAME, KIB, Lba, MIB, SECTOR, to_usize};
 use std::ops::Range;

@@ -13,7 +13,7 @@
 //! carry CRC32C, and bytes that end with their own CRC32C have the same CRC32C whatever they are: with
 //! such stamps, no frame that is lost or stale would ever be noticed.
 
-use crate::sim::random::mix;
+use crate::random::mix;
 use crate::units::{Lba, SECTOR, to_u64, to_usize};
 
 /// Bytes of a sector, as an index.

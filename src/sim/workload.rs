@@ -6,8 +6,8 @@
 
 use crate::engine::request::{Durability, Op, Outcome, Request, Tag, Unmap};
 use crate::engine::settings::Commit;
+use crate::random::Random;
 use crate::sim::oracle::{Asked, Change, Crash, Explained, Fua, History, RequestId, Violation};
-use crate::sim::random::Random;
 use crate::sim::rules::Rules;
 use crate::sim::scenario::Scenario;
 use crate::sim::stamp::{self, StampError, Version};

@@ -11,10 +11,10 @@
 //! a difference, ends it at once.
 
 use super::log::{Durability, Event, LogWriter, Stretch};
-use super::random::Random;
 use super::ring::{Owner, Ring};
 use super::stamp::{Content, Stamp, fill, read};
 use super::{Counter, SECTOR_LEN, Seed, Writer};
+use crate::random::Random;
 use crate::units::{Lba, SECTOR, to_u64, to_usize};
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -336,7 +336,9 @@ impl Load<'_> {
             let state = &self.states[index];
             let again = if let Some(next) = state.to_look_at.checked_sub(1) {
                 Some(next)
-            } else if !state.recent.is_empty() && self.random.happens(self.plan.reads) {
+            } else if !state.recent.is_empty()
+                && self.random.chance(10 * u64::from(self.plan.reads))
+            {
                 Some(self.random.index(state.recent.len()))
             } else {
                 None
@@ -358,7 +360,7 @@ impl Load<'_> {
     }
 
     fn write(&mut self, index: usize, time: Duration) {
-        let durability = if self.random.happens(self.plan.fua) {
+        let durability = if self.random.chance(10 * u64::from(self.plan.fua)) {
             Durability::Now
         } else {
             Durability::Later
@@ -367,7 +369,7 @@ impl Load<'_> {
         let state = &mut self.states[index];
         let block = u64::from(self.plan.block);
         // Half of them lie on frames, as most filesystems would have it.
-        let grain = if self.random.happens(50) {
+        let grain = if self.random.chance(500) {
             8_u64.max(block)
         } else {
             block
@@ -406,7 +408,7 @@ impl Load<'_> {
         let chosen = u64::from(least) + self.random.below(u64::from(most - least) + 1);
         let chosen = u32::try_from(chosen).expect("at most the longest");
         // Whole frames are the most frequent length of real filesystems.
-        let grain = if chosen > 8 && self.random.happens(50) {
+        let grain = if chosen > 8 && self.random.chance(500) {
             8.max(self.plan.block)
         } else {
             self.plan.block

@@ -26,7 +26,6 @@
 pub mod check;
 pub mod load;
 pub mod log;
-mod random;
 mod ring;
 pub mod stamp;
 

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 use ujournal::journal::geometry::Placement;
+use ujournal::random::Random;
 use ujournal::sim::exhaustive::{Depth, Exhaustive, Step};
 use ujournal::sim::media::Cache;
-use ujournal::sim::random::Random;
 use ujournal::sim::scenario::Scenario;
 
 fn arrays() -> Vec<Scenario> {

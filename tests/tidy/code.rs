@@ -10,14 +10,18 @@ const LAYERS: [&str; 5] = ["units", "disk", "journal", "engine", "ublk"];
 const ASKS_THE_KERNEL: &str = "disk";
 
 /// What stands beside the layers, and what each may use there.
-const BESIDE: [(&str, &[&str]); 12] = [
+const BESIDE: [(&str, &[&str]); 13] = [
     ("outcome", &[]),
     ("kernel", &["units"]),
     ("config", &["units", "outcome", "journal"]),
     ("control", &["units", "kernel", "outcome", "config"]),
-    ("sim", &["units", "disk", "journal", "engine"]),
-    ("drive", &["units", "disk", "journal", "engine", "ublk"]),
-    ("stamps", &["units", "disk"]),
+    ("random", &["units"]),
+    ("sim", &["units", "random", "disk", "journal", "engine"]),
+    (
+        "drive",
+        &["units", "random", "disk", "journal", "engine", "ublk"],
+    ),
+    ("stamps", &["units", "random", "disk"]),
     (
         "serve",
         &[

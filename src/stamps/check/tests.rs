@@ -1,9 +1,9 @@
 //! Goal: the check passes what is allowed and fails all else. Method: small histories and images made by
 //! hand, and random histories whose legal images pass and whose every damaged image fails.
 
-use super::super::random::Random;
 use super::super::stamp::Stamp;
 use super::*;
+use crate::random::Random;
 
 const FIRST: Lba = Lba(1000);
 const SEED: Seed = Seed(42);
