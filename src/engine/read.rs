@@ -11,7 +11,7 @@ use super::port::{Memory, Port};
 use super::request::{Errno, Request, Tag};
 use super::{Close, Engine, answer};
 use crate::journal::FRAME_LEN;
-use crate::units::{FRAME, Lba, Pos, SECTOR, to_u64, to_usize};
+use crate::units::{FRAME, Lba, Pos, SECTOR, Seq, to_u64, to_usize};
 use std::collections::VecDeque;
 
 /// A READ that has not been answered.
@@ -24,6 +24,8 @@ struct Reading {
     left: u32,
     /// Of those, how many read from a member.
     home: u32,
+    /// The last seq that the map held when the oldest of these was begun.
+    home_since: Seq,
     failed: Option<Errno>,
 }
 
@@ -91,6 +93,7 @@ impl Reads {
             begun: 0,
             left: 0,
             home: 0,
+            home_since: Seq(0),
             failed: None,
         });
         self.waiting.push_back(request.tag);
@@ -111,14 +114,17 @@ impl Reads {
             .expect("the tag is being read")
     }
 
-    /// Whether a read of a member, in flight now, may overlap `sectors` from `lba` on.
-    pub(super) fn overlap_home(&self, lba: Lba, sectors: u64) -> bool {
+    /// Whether a read in flight may be reading the home of `extent`. One that was begun when the map had
+    /// the extent already takes its bytes from the journal, however much else of it comes from a member:
+    /// were those to count, two readers could keep replay from a block for ever.
+    pub(super) fn may_read_home_of(&self, extent: &Extent) -> bool {
         self.at_home
             .iter()
             .filter_map(|tag| self.reading[tag.index()])
             .any(|reading| {
                 let request = reading.request;
-                request.lba < lba.plus(sectors) && lba < request.lba.plus(request.sectors.into())
+                let end = request.lba.plus(request.sectors.into());
+                reading.home_since < extent.seq && request.lba < extent.end() && extent.lba < end
             })
     }
 
@@ -221,10 +227,11 @@ impl Engine {
         let count = self.ios.finish(port);
         let reading = self.reads.get(tag);
         reading.left += count;
-        if reading.home == 0 {
+        reading.home += count;
+        if reading.home == count {
+            reading.home_since = self.commits.acked;
             self.reads.at_home.push(tag);
         }
-        self.reads.get(tag).home += count;
         sectors
     }
 

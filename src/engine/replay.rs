@@ -425,7 +425,7 @@ impl Engine {
                     }
                 },
             };
-            if self.reads.overlap_home(extent.lba, extent.sectors.into()) {
+            if self.reads.may_read_home_of(&extent) {
                 // A read of the old bytes is on its way; it must not see half of these.
                 rest = Some(extent);
                 break;

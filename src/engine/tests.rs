@@ -573,3 +573,47 @@ fn an_engine_that_is_handed_over_ends_although_reads_keep_coming() {
     }
     panic!("it never ends");
 }
+
+/// C-FUL-1.
+#[test]
+fn what_is_read_all_the_time_goes_home_all_the_same() {
+    let (mut engine, mut world) = brought_up(|_| {});
+    let request = |tag, op, lba, sectors| Request {
+        tag,
+        op,
+        lba: Lba(lba),
+        sectors,
+        durability: Durability::Later,
+    };
+    let readers = [Tag(1), Tag(2)];
+    engine.request(request(Tag(0), Op::Write, 8, 8));
+    for turn in 1..1000 {
+        engine.advance(Duration::from_millis(turn), &mut world);
+        for (tag, _) in std::mem::take(&mut world.replies) {
+            // The block is written; from now on the two read it, and what lies around it.
+            let again = if tag == Tag(0) { &readers[..] } else { &[tag] };
+            for reader in again {
+                engine.request(request(*reader, Op::Read, 0, 32));
+            }
+            if tag == Tag(0) {
+                engine.begin_sync();
+            }
+        }
+        if engine.acked_seq() > Seq(0) && engine.is_home(engine.acked_seq()) {
+            assert!(turn > 2, "it was read meanwhile");
+            return;
+        }
+        // All ends but what one of them reads from the member: there is always a read in flight.
+        let kept = readers[to_usize(turn % 2)];
+        let is_kept = |pending: &Pending| {
+            matches!(pending, Pending::Read(_, segments)
+                if matches!(segments[0].memory, Memory::Buffer(tag, _) if tag == kept))
+        };
+        for which in (0..world.pending.len()).rev() {
+            if !is_kept(&world.pending[which].2) {
+                finish_one(&mut engine, &mut world, which);
+            }
+        }
+    }
+    panic!("replay waits for the readers for ever");
+}
