@@ -8,7 +8,7 @@
 //!    without the machine).
 //! 2. Scan: which records count.
 //! 3. Begin a life: raise the epoch on every part.
-//! 4. Make room for a START record, by replaying, if there is none.
+//! 4. Make room for a START record and for a life behind it, by replaying, if there is too little.
 //! 5. Write START at the exact end of the run that was kept, and flush. From here on nothing of what was
 //!    dropped can ever come back, since whatever follows must follow START.
 //! 6. Write the older anchor: the next recovery begins here.
@@ -27,7 +27,7 @@ use crate::journal::ArrayUuid;
 use crate::journal::FRAME_LEN;
 use crate::journal::anchor::{Anchor, Closed, RingPlace};
 use crate::journal::assemble::{BeginError, Set};
-use crate::journal::geometry::anchor_span;
+use crate::journal::geometry::{MARKS_RESERVED, anchor_span, record_max};
 use crate::journal::record::{
     EntryOp, Expected, Header, HeaderWriter, Kind, LifeSeed, Record, RecordError,
 };
@@ -190,9 +190,19 @@ pub fn open(
         seq: found.tail.seq,
         pos: found.tail_pos,
     };
-    // 4. Room for START, and for the one of the next recovery.
-    if found.head.plus(2 * FRAME).since(tail.pos) > ring_size {
+    // 4. Room for START, and for what a full ring needs to become less full.
+    if found
+        .head
+        .plus(FRAME + room_to_serve(ring_size))
+        .since(tail.pos)
+        > ring_size
+    {
         tail = kept.replay_now(set, &found, &mut anchor, &mut copy)?;
+    } else if tail.seq == found.last.seq {
+        // Everything is home, and behind the tail are STARTs and MARKs alone. No round of replay would ever
+        // pass them; START does.
+        tail.pos = found.head;
+        kept.waypoints.clear();
     }
     // 5. START: durable before anything is served. What was dropped is now behind it for good.
     let head = write_start(set, epoch, &found, tail)?;
@@ -265,6 +275,13 @@ pub fn close(set: &mut Set, engine: &Engine, how: Close) -> Result<(), DiskError
         Close::Stop => set.end_life(&anchor, 1 - copy),
         Close::Handover => write_anchor(&mut set.disks, &set.geometry, &anchor, 1 - copy),
     }
+}
+
+/// Bytes of the ring that a life must find free behind its START. Requests stop before them; the STARTs of
+/// lives that ended before they had replayed anything do not, and would fill the ring to its end: then no
+/// MARK could carry a tail any more, and the head would come into the tail's segment of the window.
+fn room_to_serve(ring_size: u64) -> u64 {
+    2 * record_max(ring_size) + MARKS_RESERVED / 2 * FRAME
 }
 
 fn ring_place(place: Place, ring_size: u64) -> RingPlace {

@@ -228,12 +228,13 @@ impl Replay {
         paced.max(head).min(space_end)
     }
 
-    /// The newest place at which a round may end: answered, and not too far.
+    /// The newest place at which a round may end: answered, and not too far. Between it and the tail there
+    /// may be no request at all: the STARTs of many short lives can be longer than a round.
     fn next_end(&self, commits: &Commits) -> Option<Place> {
         let acked = commits.acked;
         let limit = self.tail.pos.plus(self.round);
         let fits =
-            |place: &Place| place.pos <= limit && place.seq <= acked && place.seq > self.tail.seq;
+            |place: &Place| place.pos <= limit && place.seq <= acked && place.pos > self.tail.pos;
         if commits.all_acked() && fits(&self.newest) {
             return Some(self.newest);
         }

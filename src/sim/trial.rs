@@ -37,8 +37,8 @@ pub struct Options {
     pub name: &'static str,
     /// Most lives.
     pub lives: u64,
-    /// Most requests in a life.
-    pub requests: u64,
+    /// Fewest and most requests in a life.
+    pub requests: [u64; 2],
     /// About how many crashes are tried while a life lasts.
     pub probes: u64,
     /// Whether the disks keep their word.
@@ -98,7 +98,7 @@ impl Options {
     pub const CRASHES: Options = Options {
         name: "crashes",
         lives: 4,
-        requests: 150,
+        requests: [1, 150],
         probes: 60,
         honesty: Honesty::Honest,
         ends: Ends::Any,
@@ -111,7 +111,7 @@ impl Options {
     pub const CALM: Options = Options {
         name: "calm",
         probes: 0,
-        requests: 400,
+        requests: [1, 400],
         lives: 3,
         ends: Ends::Stops,
         ..Options::CRASHES
@@ -121,8 +121,19 @@ impl Options {
     pub const MANY_LIVES: Options = Options {
         name: "many-lives",
         probes: 4,
-        requests: 4,
+        requests: [1, 4],
         lives: 24,
+        ends: Ends::Kills,
+        replay: Replaying::HeldBack,
+        ..Options::CRASHES
+    };
+
+    /// A program that dies again and again, before it has replayed anything or been asked for much.
+    pub const CRASH_LOOP: Options = Options {
+        name: "crash-loop",
+        probes: 1,
+        requests: [0, 2],
+        lives: 150,
         ends: Ends::Kills,
         replay: Replaying::HeldBack,
         ..Options::CRASHES
@@ -132,7 +143,7 @@ impl Options {
     pub const FULL_RINGS: Options = Options {
         name: "full-rings",
         lives: 1,
-        requests: 250,
+        requests: [250, 250],
         probes: 4,
         arrays: Arrays::Full,
         ..Options::CRASHES
@@ -172,6 +183,7 @@ impl Options {
             Options::CRASHES,
             Options::CALM,
             Options::MANY_LIVES,
+            Options::CRASH_LOOP,
             Options::FULL_RINGS,
             Options::ERRORS,
             Options::ROTTEN_READS,
@@ -521,14 +533,10 @@ impl Trial {
 
     /// Serves one life's requests, with crashes tried on forks.
     fn serve(&mut self, world: &mut World) -> Result<(), Broken> {
-        let least = match self.options.arrays {
-            Arrays::Any => 1,
-            // Enough to go round the ring.
-            Arrays::Full => self.options.requests,
-        };
-        let quota = self.client.given() + self.random.between(least, self.options.requests);
+        let [least, most] = self.options.requests;
+        let quota = self.client.given() + self.random.between(least, most);
         // A request takes a handful of steps.
-        let permille = self.options.probes * 1000 / (self.options.requests * 5);
+        let permille = self.options.probes * 1000 / (most * 5);
         let limit = self.client.given() * 1000 + 1_000_000;
         let (after_tail, after_tail_boost) = match self.options.arrays {
             Arrays::Any => (10, 2),

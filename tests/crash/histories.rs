@@ -87,6 +87,14 @@ fn every_answered_write_of_many_lives_in_one_ring_is_there() {
     assert!(total.counts.lives_in_ring >= 8, "{:?}", total.counts);
 }
 
+/// C-FUL-2: the STARTs of lives without requests fill no ring, and a life that finds it full gets out of it.
+#[test]
+fn a_program_that_dies_again_and_again_can_be_served_at_last() {
+    let wanted = setting("CRASH_LOOPS", 60);
+    let counts = trials(Options::CRASH_LOOP, |number, _| number >= wanted).counts;
+    assert!(counts.lives > 50 * wanted, "{counts:?}");
+}
+
 /// C-REP-2: what is freed is written again at once, by records of a megabyte.
 #[test]
 fn full_rings_of_a_real_size_hold_a_legal_prefix() {

@@ -54,3 +54,16 @@ fn a_failed_durable_write_is_not_repeated_where_it_may_have_been_a_flush() {
 fn a_write_that_is_not_supported_is_an_error() {
     passes(&Options::ERRORS, 0x1d);
 }
+
+/// The STARTs of lives that ended at once filled what requests may not use: the next write waited for ever.
+#[test]
+fn a_ring_that_starts_have_filled_can_be_written_to() {
+    passes(&Options::CRASH_LOOP, 0x398);
+}
+
+/// Behind the tail lay more STARTs than a round is long, and no round of replay had a place to end.
+#[test]
+fn a_round_may_end_before_the_next_request() {
+    passes(&Options::CRASH_LOOP, 0x108);
+    passes(&Options::CRASH_LOOP, 0x1c3);
+}
