@@ -188,7 +188,7 @@ def daemons():
         for name in os.listdir("/run/ujournal"):
             if name.endswith(".lock"):
                 with open(f"/run/ujournal/{name}", encoding="ascii") as lock:
-                    pid = lock.read().strip()
+                    pid = lock.readline().strip()
                 if pid and is_alive(int(pid)):
                     found[name.removesuffix(".lock")] = int(pid)
     return found

@@ -57,7 +57,7 @@ says() {
 }
 
 daemon() {
-    cat "/run/ujournal/$name.lock"
+    head -n 1 "/run/ujournal/$name.lock"
 }
 
 gone() {
