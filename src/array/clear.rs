@@ -1,7 +1,8 @@
 //! `ujournal clear`: takes the labels off.
 
+use super::device::check_none_left;
 use super::from_disk;
-use super::label::Force;
+use super::label::{Force, readable_labels};
 use super::open::{open, open_parts};
 use crate::config::Config;
 use crate::control::progress::ProgressSink;
@@ -18,11 +19,13 @@ use crate::units::Offset;
 /// Makes the parts of an array ordinary disks again. Their data stays where it is.
 ///
 /// # Errors
-/// If the array is dirty, in use, or not whole; with `force` only if it is in use, or a part carries no
-/// label of this array: what else is on a disk is none of our business.
+/// If the array is dirty, in use, or not whole; with `force` only if it is in use, its device is still
+/// there, or a part carries no label of this array: what else is on a disk is none of our business.
 pub fn clear(config: &Config, force: Force, progress: &ProgressSink) -> Result<(), Failure> {
+    let described = (config.file.as_path(), config.name.as_str());
     if force == Force::No {
         let mut opened = open(config, Access::ReadWrite, progress)?;
+        check_none_left(described, &opened.set.superblocks)?;
         if !opened.set.is_clean() {
             return Err(Failure::refused(format!(
                 "array {} was not stopped cleanly and its journal is needed: start it and stop it, or use clear \
@@ -37,6 +40,7 @@ pub fn clear(config: &Config, force: Force, progress: &ProgressSink) -> Result<(
     }
     // All are looked at before the first is changed.
     let mut parts = open_parts(config, Access::ReadWrite, progress)?;
+    check_none_left(described, &readable_labels(&mut parts)?)?;
     let labels = parts
         .iter_mut()
         .map(|part| labels_of(config, part))

@@ -119,7 +119,7 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             report.because = failure.message;
             Ok(report)
         }
-        Exit::Done | Exit::Failed | Exit::Usage => Err(failure),
+        Exit::Done | Exit::Failed | Exit::Usage | Exit::Interrupted => Err(failure),
     };
     if let Err(failure) = locate(config) {
         return refused(report, failure);

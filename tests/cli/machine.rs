@@ -11,7 +11,7 @@ fn an_array_that_does_not_run_is_exit_code_1() {
     for command in ["stop", "sync", "status"] {
         call(&[command, "no-such-array"]).assert_failed(
             1,
-            "no running array no-such-array: /run/ujournal/no-such-array.sock is not there",
+            "no array no-such-array is running; ujournal list shows those that are",
         );
     }
     call(&["stop", "--force", "no-such-array"]).failure(1);
