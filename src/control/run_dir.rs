@@ -225,10 +225,15 @@ impl RunDir {
 
     /// The daemon of `name`, if one lives.
     pub fn daemon(&self, name: &ArrayName) -> Option<Daemon> {
+        self.holder(name).filter(|daemon| !is_dying(daemon.pid))
+    }
+
+    /// Who holds the lock of `name`, perhaps only because its I/O has not ended.
+    fn holder(&self, name: &ArrayName) -> Option<Daemon> {
         let mut file = File::open(self.lock_file(name)).ok()?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => None,
-            Err(_) => read_daemon(&mut file).filter(|daemon| !is_dying(daemon.pid)),
+            Err(_) => read_daemon(&mut file),
         }
     }
 
@@ -284,6 +289,10 @@ impl RunDir {
 
     /// A connection to the daemon of `name`, or the reason why there is none.
     pub fn connect(&self, name: &ArrayName) -> Result<UnixStream, Failure> {
+        // The socket of a killed process takes connections as long as its I/O is in flight.
+        if self.holder(name).is_some_and(|holder| is_dying(holder.pid)) {
+            return Err(Failure::failed(no_such_array(name)));
+        }
         let path = self.socket(name);
         UnixStream::connect(&path).map_err(|error| {
             let nobody_listens = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused]
@@ -434,6 +443,12 @@ mod tests {
         while !is_dying(zombie.id()) {
             std::thread::sleep(Duration::from_millis(1));
         }
+
+        // Its socket still takes connections, but nobody will answer.
+        let _listener = UnixListener::bind(run.socket(&name)).expect("listens");
+        assert_eq!(run.daemon(&name), None);
+        let failure = run.connect(&name).expect_err("nobody would answer");
+        assert_eq!(failure.message, no_such_array(&name));
 
         let mut told = 0;
         let held = run.lock(&name, |_| {
