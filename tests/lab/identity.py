@@ -22,8 +22,8 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from cases import (DRIVE, FAILED, KIB, MIB, PATIENCE, REFUSED, SECTOR, UJOURNAL, Array, case, drives, expect,
-                     expect_equal, expect_waiting, file_of, fio_verify, is_alive, loop, main, mounted, pattern, run,
+from cases import (DAMAGED, DRIVE, FAILED, KIB, MIB, PATIENCE, REFUSED, SECTOR, UJOURNAL, Array, case, drives,
+                     expect, expect_equal, expect_waiting, file_of, fio_verify, is_alive, loop, main, mounted, pattern, run,
                      sha256, ujournal, unchanged, wait_until, with_filesystem, write_at)
 
 
@@ -320,6 +320,25 @@ def given_up(folder, quick):
         with mounted(array.link, point), open(os.path.join(point, "file"), "rb") as file:
             expect(file.read() == data, "the file holds something else")
         array.stop()
+
+
+@case("a device whose takeover was begun and found damage can be given up as well, and its array cleared")
+def given_up_damaged(folder, quick):
+    array = Array.of_files(folder, "damaged", 1)
+    array.label()
+    array.start()
+    write_at(array.link, 0, pattern("damaged", MIB))
+    block = array.block
+    array.kill()
+    # All of the journal but its labels.
+    write_at(array.journal, MIB, pattern("noise", 2 * MIB))
+    for _ in range(2):
+        ujournal("start", array.config).expect_failed(DAMAGED)
+        expect_waiting(array, "no daemon")
+    ujournal("clear", "--force", array.config).expect_failed(REFUSED, f"its device {block} is still there")
+    ujournal("stop", "--force", array.name).expect_done(block, "gets errors", "stays dirty")
+    ujournal("start", array.config).expect_failed(DAMAGED)
+    ujournal("clear", "--force", array.config).expect_done("labels taken off")
 
 
 @case("stop --force never takes away what a daemon serves, or a foreign device under the number of its own")

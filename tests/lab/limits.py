@@ -177,7 +177,7 @@ def memory(folder, quick):
             most = array.status()["map"]["extents"]
         note(f"{most} of {extents} extents; memory at most {memory.most / MIB:.1f} MiB of {limit / MIB:.1f} MiB")
         expect(memory.most <= limit * 1.05, f"{memory.most} bytes of memory, expected at most {limit} and 5 %")
-        ujournal("label", "--force", array.config).expect_failed(REFUSED, "in use")
+        ujournal("label", "--force", array.config).expect_failed(REFUSED, "memory is running", array.members[0])
         array.stop()
 
 
