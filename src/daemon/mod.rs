@@ -75,7 +75,7 @@ pub fn run<P: Port + 'static>(
         config.name,
         config.file.display()
     );
-    system::isolate()?;
+    let mounts = system::isolate()?;
 
     // Reports are told by a thread of their own, for bringing up waits for nobody.
     let (sink, mut reports) = ProgressSink::channel();
@@ -97,7 +97,9 @@ pub fn run<P: Port + 'static>(
     }
 
     let (block, link) = (facts.device.block.clone(), facts.device.link.clone());
-    system::detach_mounts_of(&block);
+    if mounts == system::Mounts::Own {
+        system::detach_mounts_of(&block);
+    }
     if let Err(error) = link::make(&link, &block) {
         // The array serves, and its own path works.
         tracing::warn!(
