@@ -94,7 +94,9 @@ pub(crate) fn from_recovery(error: &RecoveryError) -> Failure {
         | RecoveryError::Scan(ScanError::AnchorsDiffer(_) | ScanError::AnchorEpoch { .. })
         | RecoveryError::Changed(_) => Exit::Damaged,
         RecoveryError::Disk(_) | RecoveryError::Begin(BeginError::Disk(_)) => Exit::Failed,
-        RecoveryError::Begin(BeginError::OutOfEpochs) => Exit::Refused,
+        RecoveryError::Begin(BeginError::OutOfEpochs) | RecoveryError::JournalNotStopped { .. } => {
+            Exit::Refused
+        }
     };
     let mut failure = failure(exit, error);
     if let RecoveryError::Scan(ScanError::Damage(damage)) = error

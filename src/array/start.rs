@@ -75,6 +75,7 @@ pub fn bring_up(
         files,
         limits,
         paths,
+        beside_journal,
     } = open(config, Access::ReadWrite, progress)?;
 
     let live = take_up(set.journal(), set.geometry.data.size())?;
@@ -89,7 +90,14 @@ pub fn bring_up(
     let takeover = live.map(|found| Device::recover(found.id)).transpose();
     let takeover = takeover.map_err(failed)?;
 
-    let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
+    let settings = settings(
+        config,
+        &set.geometry,
+        &limits,
+        &beside_journal,
+        requests,
+        machine_memory(),
+    );
     let errors = if options.clear_error {
         Errors::Cleared
     } else {
@@ -110,6 +118,7 @@ pub fn bring_up(
     };
 
     let window = settings.window;
+    let spare = duplicates(&files)?;
     let server = server(settings, &set, recovered, files, commands)?;
     let device = match takeover {
         Some(device) => device,
@@ -141,6 +150,7 @@ pub fn bring_up(
     Ok(Running {
         serving,
         set,
+        files: spare,
         facts,
     })
 }
@@ -196,13 +206,22 @@ fn serve(
     kind: StartKind,
 ) -> Result<Serving<ArrayServer>, Failure> {
     let serving = device.serve(server, ended).map_err(failed)?;
-    match serving.start(tuning) {
+    match serving.start(Some(tuning).filter(|_| kind != StartKind::Takeover)) {
         Ok(()) => Ok(serving),
         Err(error) => {
             give_up(serving, kind);
             Err(failed(error))
         }
     }
+}
+
+fn duplicates(files: &[OwnedFd]) -> Result<Vec<OwnedFd>, Failure> {
+    let duplicates: std::io::Result<Vec<_>> = files.iter().map(OwnedFd::try_clone).collect();
+    duplicates.map_err(|error| {
+        Failure::failed(format!(
+            "the parts' descriptors cannot be duplicated: {error}"
+        ))
+    })
 }
 
 /// Takes a new device away that could not be started; nothing was answered yet, so nothing is lost. One

@@ -122,6 +122,7 @@ fn io_thread(mut commands: RingCommands, manner: &Mutex<Manner>) -> Option<Stop>
                     drop(done.send(Ok(())));
                     return Some(how);
                 }
+                Command::StopWithdrawn => unreachable!("the device can be stopped"),
             }
         }
     }

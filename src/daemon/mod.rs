@@ -77,7 +77,7 @@ pub fn run<P: Port + 'static>(
         config.name,
         config.file.display()
     );
-    system::isolate()?;
+    let mounts = system::isolate()?;
 
     // Reports are told by a thread of their own, for bringing up waits for nobody.
     let (sink, mut reports) = ProgressSink::channel();
@@ -99,7 +99,9 @@ pub fn run<P: Port + 'static>(
     }
 
     let DeviceStatus { block, link, .. } = facts.device.clone();
-    system::detach_mounts_of(&block);
+    if mounts == system::Mounts::Own {
+        system::detach_mounts_of(&block);
+    }
     let record = DeviceRecord {
         uuid: facts.uuid,
         device: facts.device,

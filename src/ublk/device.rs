@@ -550,7 +550,12 @@ impl<S> Serving<S> {
     }
 
     /// Makes the block device appear, or go on after a takeover; returns when requests are answered.
-    pub fn start(&self, tuning: &Tuning) -> Result<(), Error> {
+    ///
+    /// A device that goes on has its tuning: that is no business of `tuning` then, and more than needless.
+    /// To change an attribute the kernel waits until no request is in flight; those that wait for space in
+    /// a full journal may be in flight for as long as a member is ill, and all others would wait behind
+    /// them.
+    pub fn start(&self, tuning: Option<&Tuning>) -> Result<(), Error> {
         have_control_ring()?;
         let Device {
             control,
@@ -563,13 +568,12 @@ impl<S> Serving<S> {
             Err(error) => return Err(Error::command("START_DEV", error)),
         }
         let id = self.id();
-        set_queue_attribute(id, "scheduler", "none");
-        set_queue_attribute(
-            id,
-            "max_sectors_kb",
-            &(u64::from(parameters.max_io) / KIB).to_string(),
-        );
-        set_queue_attribute(id, "read_ahead_kb", &tuning.read_ahead_kib.to_string());
+        if let Some(tuning) = tuning {
+            let max_sectors = (u64::from(parameters.max_io) / KIB).to_string();
+            set_queue_attribute(id, "scheduler", "none");
+            set_queue_attribute(id, "max_sectors_kb", &max_sectors);
+            set_queue_attribute(id, "read_ahead_kb", &tuning.read_ahead_kib.to_string());
+        }
         info!(id, "device started");
         Ok(())
     }

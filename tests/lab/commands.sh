@@ -234,6 +234,20 @@ wait "$pid" || fail "it failed: $(<"$work/err")"
 expect 0 check "$config"
 says 'it was stopped cleanly'
 
+step 'where mounts are not shared, what is unmounted is not kept by the daemon'
+mount --make-rprivate /
+mkdir "$work/other"
+mount -t tmpfs none "$work/other"
+expect 0 start "$config"
+umount "$work/other"
+! grep -q "$work/other" "/proc/$(daemon)/mountinfo" || fail 'the daemon keeps a foreign filesystem mounted'
+mount /dev/ujournal/$name "$mnt"
+kill -KILL "$(daemon)"
+expect 0 start "$config"
+umount "$mnt"
+expect 0 stop $name
+nothing_left
+
 step 'clear; after that start is refused'
 expect 0 clear "$config"
 expect 3 start "$config"
