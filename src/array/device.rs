@@ -159,11 +159,17 @@ pub fn check_none_left<'a>(
 }
 
 /// The live device of the array that carries `label`, if the kernel still has it from a daemon that died.
-/// What was stopped and not removed is removed. `size` is what the device must have.
+/// What was stopped and not removed is removed. `size` is what the device must have; `record` what was
+/// written down of the array's last device.
 ///
 /// # Errors
-/// If it is not this array's device after all, or the kernel cannot be asked.
-pub fn take_up(label: &Superblock, size: u64) -> Result<Option<Found>, Failure> {
+/// If it is not this array's device after all, the disks are older than what it has shown, or the kernel
+/// cannot be asked.
+pub fn take_up(
+    label: &Superblock,
+    size: u64,
+    record: Option<&DeviceRecord>,
+) -> Result<Option<Found>, Failure> {
     let identity = label.uuid.device_flags();
     let devices = find().map_err(failed)?;
     let ours = devices
@@ -182,6 +188,20 @@ pub fn take_up(label: &Superblock, size: u64) -> Result<Option<Found>, Failure> 
                 block_of(&found).display(),
                 found.parameters.size,
                 found.parameters.block_size
+            )));
+        }
+        // Its users have seen what that life wrote.
+        let newer = record.filter(|record| {
+            *record.uuid.as_bytes() == label.uuid.0 && record.epoch > label.epoch.0
+        });
+        if let Some(record) = newer {
+            return Err(Failure::refused(format!(
+                "{} was served in life {} of the array, but these disks know of life {} only: they are old copies; \
+                 put those back that were served, or stop --force {} gives the device up",
+                block_of(&found).display(),
+                record.epoch,
+                label.epoch,
+                label.name
             )));
         }
         return Ok(Some(found));

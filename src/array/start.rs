@@ -78,8 +78,12 @@ pub fn bring_up(
         beside_journal,
     } = open(config, Access::ReadWrite, progress)?;
 
-    let live = take_up(set.journal(), set.geometry.data.size())?;
     let left_before = options.run_dir.device(&config.name);
+    let live = take_up(
+        set.journal(),
+        set.geometry.data.size(),
+        left_before.as_ref(),
+    )?;
     check_namesake(
         config.name.as_str(),
         set.journal().uuid,

@@ -72,6 +72,8 @@ pub struct Daemon {
 pub struct DeviceRecord {
     /// The array's identity, which the device carries as well.
     pub uuid: uuid::Uuid,
+    /// The life that serves it, or did so last.
+    pub epoch: u32,
     /// The device as it was when it was written down.
     pub device: DeviceStatus,
 }
@@ -524,6 +526,7 @@ mod tests {
         assert_eq!(run.device(&name), None);
         let held = run.lock(&name, no_wait).expect("locked");
         let record = DeviceRecord {
+            epoch: 3,
             uuid: uuid::Uuid::from_u128(7),
             device: DeviceStatus {
                 block: "/dev/ublkb3".into(),

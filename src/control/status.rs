@@ -487,6 +487,32 @@ pub struct Live {
     pub stalls: u64,
     /// Requests that have taken longer than 30 s and are not answered yet, a few of them.
     pub stalled: Vec<Stalled>,
+    /// What failed last on each part on which something has.
+    pub troubles: Vec<PartTrouble>,
+}
+
+/// What failed last on a part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartTrouble {
+    /// Which one, in the order of [`Facts::parts`].
+    pub part: usize,
+    /// `write`.
+    pub op: String,
+    /// Bytes from its beginning; of a flush 0.
+    pub offset: u64,
+    /// Why, in the system's words.
+    pub why: String,
+    /// How many operations have failed there so far.
+    pub count: u64,
+}
+
+impl PartTrouble {
+    /// `/dev/sdb: cannot write at offset 4096: No space left on device (os error 28)`.
+    pub fn sentence(&self, facts: &Facts) -> String {
+        let path = facts.parts[self.part].path.display();
+        let (op, offset, why) = (&self.op, self.offset, &self.why);
+        format!("{path}: cannot {op} at offset {offset}: {why}")
+    }
 }
 
 impl Status {
@@ -494,6 +520,13 @@ impl Status {
     pub fn new(facts: &Facts, live: Live) -> Status {
         let mut warnings = Vec::new();
         warnings.extend(seq_warning(live.last_seq));
+        warnings.extend(live.troubles.iter().map(|trouble| {
+            let count = trouble.count;
+            format!(
+                "{}; {count} errors of that disk so far",
+                trouble.sentence(facts)
+            )
+        }));
         Status {
             name: facts.name.clone(),
             uuid: facts.uuid.to_string(),
@@ -657,7 +690,29 @@ pub(crate) mod tests {
                 tag: 17,
                 ms: 31_000,
             }],
+            troubles: Vec::new(),
         }
+    }
+
+    #[test]
+    fn what_failed_on_a_part_is_a_warning_with_its_path() {
+        let trouble = PartTrouble {
+            part: 1,
+            op: "write".to_owned(),
+            offset: 4096,
+            why: "No space left on device (os error 28)".to_owned(),
+            count: 138,
+        };
+        let live = Live {
+            troubles: vec![trouble],
+            ..live()
+        };
+        let status = Status::new(&facts(), live);
+        let path = facts().parts[1].path.display().to_string();
+        let expected = format!(
+            "{path}: cannot write at offset 4096: No space left on device (os error 28); 138 errors of that disk so far"
+        );
+        assert!(status.warnings.contains(&expected), "{:?}", status.warnings);
     }
 
     #[test]

@@ -104,6 +104,7 @@ pub fn run<P: Port + 'static>(
     }
     let record = DeviceRecord {
         uuid: facts.uuid,
+        epoch: facts.epoch.0,
         device: facts.device,
     };
     if let Err(error) = run_dir.record_device(&config.name, &record, &lock) {

@@ -11,6 +11,7 @@
 use super::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, Space, Sync};
 use super::request::{Errno, Tag};
 use super::settings::{PartLimits, SyncWrite};
+use crate::disk::DiskOp;
 use crate::disk::raid0::Piece;
 use crate::units::{Lba, Offset, PartIndex, Pos, SECTOR, round_down, to_u64, to_usize};
 
@@ -108,6 +109,15 @@ impl Io {
         }
     }
 
+    fn op(&self) -> DiskOp {
+        match self.work {
+            Work::Transfer(Transfer::Read) => DiskOp::Read,
+            Work::Transfer(Transfer::Write(_)) => DiskOp::Write,
+            Work::Flush => DiskOp::Flush,
+            Work::Zero { .. } => DiskOp::Zero,
+        }
+    }
+
     fn operation(&self) -> Operation<'_> {
         let segments = &self.segments[..self.count];
         match self.work {
@@ -202,6 +212,19 @@ pub(super) enum Ended {
     Over(Purpose, PartIndex, Result<(), Errno>),
 }
 
+/// The last operation of a part that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trouble {
+    /// What was asked.
+    pub op: DiskOp,
+    /// Where.
+    pub offset: Offset,
+    /// Why not.
+    pub errno: Errno,
+    /// How many have failed there so far.
+    pub count: u64,
+}
+
 /// All operations in flight.
 #[derive(Debug)]
 pub(super) struct Ios {
@@ -214,6 +237,8 @@ pub(super) struct Ios {
     drafts: Vec<Option<Io>>,
     drafted: Vec<PartIndex>,
     submitted: u32,
+    /// For each part, what has failed there.
+    troubles: Vec<Option<Trouble>>,
 }
 
 /// How often a write to the journal is tried at the same place.
@@ -232,6 +257,7 @@ impl Ios {
             drafts: vec![None; parts],
             drafted: Vec::with_capacity(parts),
             submitted: 0,
+            troubles: vec![None; parts],
         }
     }
 
@@ -341,6 +367,26 @@ impl Ios {
         );
     }
 
+    /// What has failed on each part, where something has.
+    pub(super) fn troubles(&self) -> impl Iterator<Item = (PartIndex, Trouble)> + '_ {
+        let parts = (0..).map(PartIndex).zip(&self.troubles);
+        parts.filter_map(|(part, trouble)| Some((part, (*trouble)?)))
+    }
+
+    fn note_trouble(&mut self, part: PartIndex, op: DiskOp, offset: Offset, errno: Errno) {
+        // A part that cannot zero without writing is not ill.
+        if (op, errno) == (DiskOp::Zero, Errno::NOT_SUPPORTED) {
+            return;
+        }
+        let before = self.troubles[part.index()].map_or(0, |trouble| trouble.count);
+        self.troubles[part.index()] = Some(Trouble {
+            op,
+            offset,
+            errno,
+            count: before + 1,
+        });
+    }
+
     fn submit(&mut self, port: &mut impl Port, io: Io) {
         let slot = self
             .free
@@ -400,6 +446,10 @@ impl Ios {
             }
         }
         let (purpose, part) = (io.purpose, io.part);
+        if let Some(errno) = failed {
+            let (op, offset) = (io.op(), io.offset);
+            self.note_trouble(part, op, offset, errno);
+        }
         self.slots[id.index()] = None;
         self.free.push(id.0);
         Ended::Over(purpose, part, failed.map_or(Ok(()), Err))

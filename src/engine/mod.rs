@@ -46,9 +46,10 @@ use crate::disk::buffer::{Arena, ArenaError, Residency};
 use crate::journal::ArrayUuid;
 use crate::journal::anchor::{Anchor, Closed, RingPlace};
 use crate::journal::geometry::{Geometry, anchor_span};
-use crate::units::{Pos, Seq};
+use crate::units::{PartIndex, Pos, Seq};
 use commit::Commits;
 use extent_map::ExtentMap;
+pub use io::Trouble;
 use io::{Ended, Ios, Purpose};
 use leisure::Leisure;
 use port::{IoId, Port};
@@ -302,6 +303,11 @@ impl Engine {
     /// Whether there is more to do without waiting for anything.
     pub fn wants_turn(&self) -> bool {
         self.again
+    }
+
+    /// The parts on which operations have failed, and the last one of each.
+    pub fn troubles(&self) -> impl Iterator<Item = (PartIndex, Trouble)> + '_ {
+        self.ios.troubles()
     }
 
     /// The memory that [`port::Memory::Arena`] names.

@@ -31,7 +31,9 @@ use crate::journal::geometry::{MARKS_RESERVED, anchor_span, record_max};
 use crate::journal::record::{
     EntryOp, Expected, Header, HeaderWriter, Kind, LifeSeed, Record, RecordError,
 };
-use crate::journal::scan::{Disks, Found, ScanError, Scope, read_ring, scan, write_anchor};
+use crate::journal::scan::{
+    Disks, Found, ScanError, Scope, read_anchors, read_ring, scan, write_anchor,
+};
 use crate::journal::superblock::Health;
 use crate::units::{
     Epoch, FRAME, Offset, Pos, SECTOR, Seq, round_down, round_up, to_u64, to_usize,
@@ -297,6 +299,16 @@ fn room_to_serve(ring_size: u64) -> u64 {
     2 * record_max(ring_size) + MARKS_RESERVED / 2 * FRAME
 }
 
+/// Whether the journal may be that of an array whose life ended in a stop: that closes the anchor before it
+/// marks any part. An anchor that cannot be read may have been the one.
+fn knows_of_a_stop(disks: &mut Disks, scope: &Scope<'_>) -> bool {
+    let [Ok(a), Ok(b)] = read_anchors(disks, scope) else {
+        return true;
+    };
+    let newest = if b.generation > a.generation { b } else { a };
+    newest.closed == Closed::Yes && newest.epoch == scope.epoch
+}
+
 fn ring_place(place: Place, ring_size: u64) -> RingPlace {
     RingPlace {
         seq: place.seq,
@@ -376,18 +388,16 @@ impl Kept {
             epoch: sb.epoch,
             span: anchor_span(ring_size),
         };
-        let mut keep = |pos: Pos, record: &Record| self.keep(pos, record, ring_size);
-        let found = scan(&mut set.disks, &scope, &mut keep, on_read)?;
-        // A stop closes the anchor before it marks the other parts.
-        let was_stopped = found.anchor.closed == Closed::Yes && found.anchor.epoch == scope.epoch;
-        if set.only_journal_is_dirty() && found.both_anchors && !was_stopped {
+        let only_journal_is_dirty = set.only_journal_is_dirty();
+        if only_journal_is_dirty && !knows_of_a_stop(&mut set.disks, &scope) {
             let part = set.geometry.journal_part();
             return Err(RecoveryError::JournalNotStopped {
                 journal: set.disks[part.index()].name(),
-                epoch: set.journal().epoch,
+                epoch: scope.epoch,
             });
         }
-        Ok(found)
+        let mut keep = |pos: Pos, record: &Record| self.keep(pos, record, ring_size);
+        Ok(scan(&mut set.disks, &scope, &mut keep, on_read)?)
     }
 
     fn keep(&mut self, pos: Pos, record: &Record, ring_size: u64) {

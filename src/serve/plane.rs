@@ -16,7 +16,7 @@ use super::health::Recorder;
 use crate::control::in_use::{Claim, DeviceHold, claim_elsewhere};
 use crate::control::port::{Port, RingPort, Stop, StopEnd};
 use crate::control::progress::ProgressSink;
-use crate::control::status::{Facts, State, Status};
+use crate::control::status::{Facts, PartTrouble, State, Status};
 use crate::engine::recovery;
 use crate::engine::{Close, Condition, Engine};
 use crate::journal::assemble::{Flushes, Set};
@@ -27,11 +27,14 @@ use crate::ublk::{Device, End, Serving};
 use crate::units::Seq;
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
 
 /// How often the array's health is looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(250);
+
+/// A part that returns errors is in the log this often.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -113,6 +116,7 @@ impl Plane {
     /// Looks after the array's health for ever.
     async fn watch_health(&self) -> Infallible {
         let mut stalled = 0;
+        let mut told = Told::new(self.facts.parts.len());
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
             let live = match self.ring.live().await {
@@ -133,6 +137,10 @@ impl Plane {
                 );
             }
             stalled = live.stalled.len();
+            for trouble in live.troubles.iter().filter(|trouble| told.is_news(trouble)) {
+                let errors = trouble.count;
+                tracing::error!(errors, "{}", trouble.sentence(&self.facts));
+            }
             let health = match live.state {
                 State::Clean | State::Dirty => Health::Ok,
                 State::Degraded => Health::Degraded,
@@ -319,6 +327,26 @@ impl Plane {
                 self.leave(progress).await
             }
         }
+    }
+}
+
+/// Which errors of which parts are in the log already.
+struct Told(Vec<Option<(Instant, u64)>>);
+
+impl Told {
+    fn new(parts: usize) -> Told {
+        Told(vec![None; parts])
+    }
+
+    /// Whether there is something to tell, and it is not too soon after the last time.
+    fn is_news(&mut self, trouble: &PartTrouble) -> bool {
+        let last = &mut self.0[trouble.part];
+        let is_news =
+            last.is_none_or(|(at, count)| count < trouble.count && at.elapsed() >= TELL_EVERY);
+        if is_news {
+            *last = Some((Instant::now(), trouble.count));
+        }
+        is_news
     }
 }
 

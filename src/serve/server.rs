@@ -8,14 +8,15 @@ use super::meter::{Meter, Rate};
 use crate::control::port::{Command, RingCommands, Stop};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::control::status::{
-    Clause, ErrorCounts, Live, MediaStatus, ReplayStatus, Stalled, State,
+    Clause, ErrorCounts, Live, MediaStatus, PartTrouble, ReplayStatus, Stalled, State,
 };
 use crate::engine::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, Space, Sync};
 use crate::engine::request::{Errno, Outcome, Request, Tag, Unmap};
-use crate::engine::{Close, Condition, Engine};
+use crate::engine::{Close, Condition, Engine, Trouble};
 use crate::outcome::Failure;
 use crate::ublk::{self, FileSlot, Needs, Output, Server, WriteMode};
 use crate::units::{MIB, PartIndex, Seq};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -302,10 +303,21 @@ impl ArrayServer {
             },
             errors,
             stalls: counters.stalls,
+            troubles: engine.troubles().map(trouble_of).collect(),
             stalled: stalled
                 .map(|(tag, ms)| Stalled { tag: tag.0, ms })
                 .collect(),
         }
+    }
+}
+
+fn trouble_of((part, trouble): (PartIndex, Trouble)) -> PartTrouble {
+    PartTrouble {
+        part: part.index(),
+        op: trouble.op.to_string(),
+        offset: trouble.offset.0,
+        why: io::Error::from_raw_os_error(trouble.errno.0).to_string(),
+        count: trouble.count,
     }
 }
 

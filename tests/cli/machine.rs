@@ -37,7 +37,11 @@ impl Pretended {
             block_size: 512,
         };
         let uuid = uuid::Uuid::from_u128(0x1234);
-        let record = DeviceRecord { uuid, device };
+        let record = DeviceRecord {
+            uuid,
+            epoch: 1,
+            device,
+        };
         run.record_device(&name, &record, &lock).expect("written");
         Pretended {
             run,

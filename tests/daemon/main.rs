@@ -171,6 +171,7 @@ impl Port for Array {
             errors: ErrorCounts::default(),
             stalls: 0,
             stalled: Vec::new(),
+            troubles: Vec::new(),
         };
         Ok(Status::new(&self.facts, live))
     }

@@ -635,6 +635,58 @@ def stale(folder, quick):
         array.stop()
 
 
+@case("a copy of a part from before the clean stop that followed it is refused")
+def stale_within(folder, quick):
+    attached = {"journal": 0, "keys": Array.SMALL | {"journal": ['size = "4MiB"', 'placement = "middle"']}}
+    for number, options in enumerate([{}, attached]):
+        array = Array.of_files(folder, f"within{number}", 3, size=8 * MIB, **options)
+        array.label()
+        array.start()
+        copies = {part: part + ".earlier" for part in array.parts}
+        write_at(array.link, 0, pattern("before", MIB))
+        ujournal("sync", array.name).expect_done()
+        for part, copy in copies.items():
+            shutil.copyfile(part, copy)
+        write_at(array.link, 0, pattern("after", MIB))
+        array.stop()
+        with unchanged(*array.parts, *copies.values()):
+            for part, copy in copies.items():
+                members = [copy if member == part else member for member in array.members]
+                journal = copy if array.journal == part else array.journal
+                config = array.write(file="within.toml", members=members, journal=journal)
+                for command in ("start", "check"):
+                    done = ujournal(command, config)
+                    expect(done.code == REFUSED and "old copy" in done.out + done.err, f"{part}: {done}")
+        array.start()
+        with open(array.link, "rb") as device:
+            expect(device.read(MIB) == pattern("after", MIB), "it holds something else")
+        array.stop()
+
+
+@case("copies of all parts from one start earlier are not put under a device that waits for its daemon")
+def stale_under_device(folder, quick):
+    array = Array.of_files(folder, "under", 2, size=8 * MIB)
+    array.label()
+    array.start()
+    write_at(array.link, 0, pattern("before", MIB))
+    array.stop()
+    copies = {part: part + ".earlier" for part in array.parts}
+    for part, copy in copies.items():
+        shutil.copyfile(part, copy)
+    array.start()
+    write_at(array.link, 0, pattern("after", MIB))
+    block = array.block
+    array.kill()
+    old = array.write(file="old.toml", members=[copies[m] for m in array.members], journal=copies[array.journal])
+    with unchanged(*array.parts, *copies.values()):
+        ujournal("start", old).expect_failed(REFUSED, block, "life 2", "life 1", "old copies")
+    array.start()
+    expect_equal("the device after the takeover", block, array.block)
+    with open(array.link, "rb") as device:
+        expect(device.read(MIB) == pattern("after", MIB), "it holds something else")
+    array.stop()
+
+
 @case("a key that was fixed at label time and differs now is refused, and both values are named")
 def fixed_keys(folder, quick):
     array = Array.of_files(folder, "fixed", 3, keys=Array.SMALL | {"journal": ['size = "3840KiB"']})
