@@ -5,6 +5,7 @@
 
 use crate::journal::assemble::Step;
 use crate::units::{PartIndex, to_u64};
+use rustix::fs::FileType;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -22,6 +23,18 @@ impl Recorder {
         Recorder {
             files: files.into_iter().map(Arc::new).collect(),
         }
+    }
+
+    /// The first part that is a file and has become smaller than `sizes` says, and how large it is. Blocks
+    /// behind its end cannot be read; a write there makes it grow again, with zeroes in the gap.
+    pub fn shrunk(&self, sizes: &[u64]) -> Option<(PartIndex, u64)> {
+        let parts = (0..).map(PartIndex).zip(&self.files).zip(sizes);
+        parts.into_iter().find_map(|((part, file), size)| {
+            let found = rustix::fs::fstat(file.as_ref()).ok()?;
+            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+            let found = u64::try_from(found.st_size).ok()?;
+            (is_file && found < *size).then_some((part, found))
+        })
     }
 
     /// Carries out each part's steps; returns the parts that did not take theirs.

@@ -45,6 +45,9 @@ pub struct Plane {
     set: RefCell<Set>,
     /// Held by whoever writes superblocks.
     recorder: Mutex<Recorder>,
+    /// What was found of a part that had become smaller. It is kept, for a write to what is missing makes the
+    /// part as large as it was.
+    shrunk: RefCell<Option<String>>,
     /// Becomes true when the queue thread has ended.
     ended: watch::Receiver<bool>,
     /// An end was asked for: that the thread ends is no surprise.
@@ -59,6 +62,7 @@ impl Plane {
             facts: running.facts,
             serving: RefCell::new(Some(running.serving)),
             set: RefCell::new(running.set),
+            shrunk: RefCell::new(None),
             recorder: Mutex::new(Recorder::new(running.files)),
             ended,
             ending: Cell::new(false),
@@ -113,12 +117,43 @@ impl Plane {
             .await;
     }
 
+    /// Whether a part has lost some of its end under us, now or before, in a sentence.
+    async fn shrunk(&self) -> Option<String> {
+        let mut known = self.shrunk.borrow().clone();
+        if known.is_none() {
+            known = self.shrunk_now().await;
+            self.shrunk.borrow_mut().clone_from(&known);
+        }
+        known
+    }
+
+    async fn shrunk_now(&self) -> Option<String> {
+        let sizes: Vec<u64> = {
+            let set = self.set.borrow();
+            set.superblocks.iter().map(|sb| sb.part_size).collect()
+        };
+        let (part, found) = self.recorder.lock().await.shrunk(&sizes)?;
+        let path = self.facts.parts[part.index()].path.display();
+        let expected = sizes[part.index()];
+        Some(format!(
+            "{path}: somebody has cut it off at {found} bytes, expected {expected}: what lay behind is lost"
+        ))
+    }
+
     /// Looks after the array's health for ever.
     async fn watch_health(&self) -> Infallible {
         let mut stalled = 0;
         let mut told = Told::new(self.facts.parts.len());
+        let mut shrunk = false;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
+            if !shrunk && let Some(sentence) = self.shrunk().await {
+                shrunk = true;
+                tracing::error!("{sentence}");
+                let (seq, flushes) = (Seq::NONE, Flushes::TheEngines);
+                self.record_health(Health::Degraded, seq, Some(&sentence), flushes)
+                    .await;
+            }
             let live = match self.ring.live().await {
                 Ok(live) => live,
                 Err(_) if self.ending.get() => continue,
@@ -188,7 +223,12 @@ impl Plane {
         if let Err(error) = ended {
             return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
         }
-        let closed = if engine.condition() == Condition::Failed || !engine.is_closed() {
+        let shrunk = self.shrunk().await;
+        let closed = if let Some(sentence) = shrunk {
+            Err(Failure::failed(format!(
+                "{sentence}; the array stays dirty"
+            )))
+        } else if engine.condition() == Condition::Failed || !engine.is_closed() {
             Err(Failure::failed(
                 "not everything could be brought home, so the array stays dirty: start it again when its parts are well",
             ))
@@ -244,7 +284,9 @@ impl Plane {
 
 impl Port for Plane {
     async fn status(&self) -> Result<Status, Failure> {
-        Ok(Status::new(&self.facts, self.ring.live().await?))
+        let mut status = Status::new(&self.facts, self.ring.live().await?);
+        status.warnings.extend(self.shrunk().await);
+        Ok(status)
     }
 
     async fn sync(&self, progress: ProgressSink) -> Result<(), Failure> {

@@ -17,7 +17,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from cases import (FAILED, MIB, PATIENCE, SECTOR, Array, case, expect, expect_equal, file_of, is_alive, loop, main, note,
+from cases import (FAILED, MIB, PATIENCE, REFUSED, SECTOR, Array, case, expect, expect_equal, file_of, is_alive, loop, main, note,
                    pattern, run, sha256, ujournal, wait_until, write_at)
 
 
@@ -180,6 +180,29 @@ def journal_fails(folder, _quick):
             array.start("--clear-error")
             write_at(array.block, MIB, pattern("after", MIB))
             array.stop()
+
+
+@case("a member file that somebody cuts off is told of, and the array is not called clean")
+def cut_off(folder, quick):
+    array = Array.of_files(folder, "cut", 2, size=16 * MIB)
+    array.label()
+    array.start()
+    write_at(array.link, 0, pattern("all of it", 16 * MIB))
+    ujournal("sync", array.name).expect_done()
+    member = array.members[1]
+    os.truncate(member, 4 * MIB)
+    told = f"{member}: somebody has cut it off at {4 * MIB} bytes, expected {16 * MIB}"
+    wait_until("it is in the log", lambda: told in open(f"/run/ujournal/{array.name}.log", encoding="utf-8").read(), 10)
+    expect(any(told in warning for warning in array.status()["warnings"]), "status does not warn")
+    # What goes home behind the new end makes the file longer again, but not what it was.
+    write_at(array.link, 0, pattern("again", 16 * MIB))
+    ujournal("sync", array.name)
+    ujournal("stop", array.name).expect_failed(FAILED, told, "stays dirty")
+    ujournal("start", array.config).expect_failed(REFUSED, member)
+    os.truncate(member, 16 * MIB)
+    array.start()
+    expect_equal("state at the next start", "DEGRADED", array.status()["state"])
+    array.stop()
 
 
 if __name__ == "__main__":
