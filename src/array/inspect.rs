@@ -8,7 +8,8 @@ use super::{from_disk, from_part, scan_reports};
 use crate::config::Config;
 use crate::control::progress::ProgressSink;
 use crate::control::status::{Recovery, StartKind};
-use crate::disk::part::{Access, Part};
+use crate::disk::identity::Located;
+use crate::disk::part::{Access, Part, check_writable};
 use crate::disk::{Disk, PartError};
 use crate::engine::recovery;
 use crate::journal::anchor::{Anchor, Closed};
@@ -121,9 +122,10 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
         }
         Exit::Done | Exit::Failed | Exit::Usage => Err(failure),
     };
-    if let Err(failure) = locate(config) {
-        return refused(report, failure);
-    }
+    let located = match locate(config) {
+        Ok(located) => located,
+        Err(failure) => return refused(report, failure),
+    };
     let mut opened = match open(config, Access::ReadOnly, progress) {
         Ok(opened) => opened,
         Err(failure) => return refused(report, failure),
@@ -135,6 +137,9 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             role: sb.role.to_string(),
             state,
         });
+    }
+    if let Some(failure) = not_writable(&located) {
+        return refused(report, failure);
     }
     report.findings = findings(&opened.set);
     let began = Instant::now();
@@ -164,6 +169,12 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
         }
         Err(error) => refused(report, super::from_recovery(&error)),
     }
+}
+
+/// What a start would say of a part that takes no writes: it opens all for writing, and this did not.
+fn not_writable(located: &[Located]) -> Option<Failure> {
+    let error = located.iter().find_map(|part| check_writable(part).err());
+    error.map(|error| from_part(&error))
 }
 
 fn describe_superblock(sb: &Superblock) -> String {

@@ -451,6 +451,51 @@ def fixed_keys(folder, quick):
     array.stop()
 
 
+@case("a part that takes no writes is refused by every command that writes and told by check, before the first write")
+def read_only(folder, quick):
+    image = file_of(folder, "image", 64 * MIB)
+    run("mkfs.ext4", "-q", image)
+    files = [file_of(folder, name, 16 * MIB) for name in ("first", "last")]
+    with loop(image) as disk, mounted(disk, os.path.join(folder, "mnt")) as point, \
+            contextlib.ExitStack() as stack:
+        disks = [stack.enter_context(loop(file)) for file in files]
+        inside = file_of(point, "inside", 16 * MIB)
+        journal = file_of(folder, "journal", 4 * MIB)
+        array = Array(folder, "protected", [disks[0], inside, disks[1]], journal)
+
+        def refused(*words):
+            # Whatever comes before it in the file has not been written either.
+            with unchanged(*files, inside, journal):
+                for command in (["start"], ["label", "--force"], ["clear"], ["clear", "--force"]):
+                    ujournal(*command, array.config).expect_failed(REFUSED, *words)
+                checked = ujournal("check", array.config)
+                expect(checked.code == REFUSED and "would be refused" in checked.out
+                       and all(word in checked.out for word in words), f"{checked}")
+
+        array.label()
+        for protected in disks:
+            run("blockdev", "--setro", protected)
+            refused(f"{protected}: is read-only; make it writable: blockdev --setrw {protected}")
+            run("blockdev", "--setrw", protected)
+        run("mount", "-o", "remount,ro", point)
+        refused(inside, "mounted read-only", "remount,rw")
+        run("mount", "-o", "remount,rw", point)
+        run("chattr", "+i", inside)
+        refused(inside, "is marked as immutable", f"chattr -i -a {inside}")
+        run("chattr", "-i", inside)
+        # The array is as clean as it was.
+        ujournal("check", array.config).expect_done("would start", "stopped cleanly")
+        array.start()
+        write_at(array.link, 0, pattern("protected", MIB))
+        # A daemon that died, and a disk that became read-only behind it: refused, and taken over once it is mended.
+        array.kill()
+        run("blockdev", "--setro", disks[1])
+        refused(f"{disks[1]}: is read-only")
+        run("blockdev", "--setrw", disks[1])
+        array.start()
+        array.stop()
+
+
 # Parts that somebody uses, and parts that are given twice.
 
 
