@@ -150,6 +150,17 @@ impl Part {
         }
     }
 
+    /// Bytes that the filesystem that holds a file still has; `None` if it does not say, and for block
+    /// devices.
+    pub fn free_space(&self) -> Option<u64> {
+        if self.kind() == Kind::BlockDevice {
+            return None;
+        }
+        let filesystem = rustix::fs::fstatvfs(&self.file).ok()?;
+        // Memory without a limit says that it has no blocks at all.
+        (filesystem.f_blocks > 0).then(|| filesystem.f_bfree.saturating_mul(filesystem.f_frsize))
+    }
+
     fn error(&self, op: DiskOp, offset: Offset, len: u64, source: io::Error) -> DiskError {
         DiskError {
             part: self.name(),
