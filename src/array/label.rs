@@ -11,7 +11,7 @@ use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
 use crate::disk::fill::fill_with_zeroes;
-use crate::disk::identity::Kind;
+use crate::disk::identity::{DeviceNumber, Identity, Kind};
 use crate::disk::part::{Access, Part};
 use crate::disk::probe::probe;
 use crate::journal::ArrayUuid;
@@ -21,7 +21,8 @@ use crate::journal::geometry::{
 };
 use crate::journal::superblock::{Cleanliness, Phase, Superblock, SuperblockError};
 use crate::outcome::{Failure, sentence};
-use crate::units::{Epoch, Offset};
+use crate::units::{Epoch, KIB, Offset};
+use std::collections::BTreeMap;
 
 /// Whether what a part carries may be overwritten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -269,25 +270,30 @@ fn check_superblock(
     )))
 }
 
-/// Refuses a journal file that its filesystem has no room for, before anything is written.
+/// What label writes to a part beside the ring: superblocks and anchors, with room to spare.
+const BESIDE_THE_RING: u64 = 64 * KIB;
+
+/// Refuses journal files that their filesystem has no room for, before anything is written.
 fn check_space(parts: &[Part], geometry: &Geometry) -> Result<(), Failure> {
-    let runs: Vec<_> = geometry.ring.runs(0, geometry.ring.size()).collect();
-    for (index, part) in parts.iter().enumerate() {
-        let ring: u64 = runs
-            .iter()
-            .filter(|run| run.part.index() == index)
-            .map(|run| run.len)
-            .sum();
+    // By filesystem: the first part there, what it has free, and what all parts there need.
+    let mut needs: BTreeMap<DeviceNumber, (&Part, u64, u64)> = BTreeMap::new();
+    for run in geometry.ring.runs(0, geometry.ring.size()) {
+        let part = &parts[run.part.index()];
         let unallocated = part.unallocated().map_err(|error| from_part(&error))?;
-        let needed = ring.min(unallocated.unwrap_or(0));
-        if let Some(free) = part.free_space()
-            && free < needed
+        let needed = (run.len + BESIDE_THE_RING).min(unallocated.unwrap_or(0));
+        if let (Identity::File { filesystem, .. }, Some(free)) =
+            (part.identity(), part.free_space())
         {
+            needs.entry(filesystem).or_insert((part, free, 0)).2 += needed;
+        }
+    }
+    for (part, free, needed) in needs.into_values() {
+        if free < needed {
             return Err(Failure::refused(format!(
-                "{}: its part of the journal needs {}, and the filesystem that holds it has {} free: make room, or \
-                 lower journal.size",
+                "{}: the journal needs {}, and the filesystem that holds it has {} free: make room, or lower \
+                 journal.size",
                 part.path().display(),
-                size_told(needed),
+                size_rough(needed),
                 size_rough(free)
             )));
         }

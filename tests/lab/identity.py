@@ -708,11 +708,11 @@ def too_small(folder, quick):
         # A sparse journal that its filesystem cannot hold.
         point = os.path.join(folder, "full")
         os.mkdir(point)
-        run("mount", "-t", "tmpfs", "-o", "size=2m", "none", point)
+        run("mount", "-t", "tmpfs", "-o", "size=1m", "none", point)
         crowded = file_of(point, "journal", 4 * MIB)
         config = array.write(file="small.toml", journal=crowded)
         for force in ([], ["--force"]):
-            ujournal("label", *force, config).expect_failed(REFUSED, crowded, "its part of the journal needs 1", "2.0 MiB free")
+            ujournal("label", *force, config).expect_failed(REFUSED, crowded, "the journal needs 2.0 MiB", "has 1.0 MiB free")
         run("umount", point)
     exact = file_of(folder, "exact", least)
     array = Array(folder, "exact", array.members, exact)
