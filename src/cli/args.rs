@@ -221,7 +221,7 @@ pub struct ClearArgs {
     /// The array's configuration file
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
-    /// Although the array is dirty
+    /// Although the array is dirty, and whatever part of it is there (exit 1 if not from every part)
     #[arg(long)]
     pub force: bool,
 }
