@@ -228,9 +228,9 @@ fn serve(device: Device, file: Option<File>) -> Result<()> {
         }
     };
     let serving = device.serve(server, ended)?;
-    serving.start(&Tuning {
+    serving.start(Some(&Tuning {
         read_ahead_kib: 128,
-    })?;
+    }))?;
     println!("/dev/ublkb{}", serving.id());
     std::io::stdout().flush()?;
     std::thread::spawn(move || {

@@ -22,16 +22,19 @@ pub enum Exit {
     Refused = 3,
     /// 4: damage found in acknowledged data.
     Damaged = 4,
+    /// 130: an interrupt ended the command, as shells say it; what it had asked for may go on.
+    Interrupted = 130,
 }
 
 impl Exit {
     /// All of them, in order.
-    pub const ALL: [Exit; 5] = [
+    pub const ALL: [Exit; 6] = [
         Exit::Done,
         Exit::Failed,
         Exit::Usage,
         Exit::Refused,
         Exit::Damaged,
+        Exit::Interrupted,
     ];
 }
 
@@ -43,6 +46,7 @@ impl From<Exit> for u8 {
             Exit::Usage => 2,
             Exit::Refused => 3,
             Exit::Damaged => 4,
+            Exit::Interrupted => 130,
         }
     }
 }
@@ -60,7 +64,7 @@ impl TryFrom<u8> for Exit {
 
 /// A number that is none of the exit codes.
 #[derive(Debug, thiserror::Error)]
-#[error("exit code {0}, expected 0 to 4")]
+#[error("exit code {0}, expected 0 to 4 or 130")]
 pub struct NotAnExit(u8);
 
 impl From<Exit> for ExitCode {
@@ -130,7 +134,7 @@ mod tests {
 
     #[test]
     fn exit_codes_are_the_numbers_of_the_contract() {
-        for (code, exit) in (0_u8..).zip(Exit::ALL) {
+        for (code, exit) in [0, 1, 2, 3, 4, 130].into_iter().zip(Exit::ALL) {
             assert_eq!(u8::from(exit), code);
             assert_eq!(Exit::try_from(code).expect("a code"), exit);
         }

@@ -1,5 +1,6 @@
 //! `ujournal clear`: takes the labels off.
 
+use super::device::check_none_left;
 use super::from_disk;
 use super::label::Force;
 use super::open::{missing, open, open_at, paths};
@@ -8,12 +9,13 @@ use crate::control::progress::ProgressSink;
 use crate::disk::buffer::AlignedBuffer;
 use crate::disk::part::{Access, Part};
 use crate::disk::{Disk, DiskError};
+use crate::journal::FRAME_LEN;
 use crate::journal::assemble::read_copies;
 use crate::journal::geometry::superblock_places;
 use crate::journal::superblock::{Superblock, SuperblockError};
-use crate::journal::{ArrayUuid, FRAME_LEN};
 use crate::outcome::{Failure, sentence};
 use crate::units::Offset;
+use std::path::Path;
 
 /// Makes the parts of an array ordinary disks again. Their data stays where it is.
 ///
@@ -21,8 +23,9 @@ use crate::units::Offset;
 /// that `config` names are none of our business and stay as they are.
 ///
 /// # Errors
-/// If the array is dirty, in use, or not whole; with `force` if it is in use, and also, after the work is
-/// done, if `config` names something that could not be cleared.
+/// If the array is dirty, in use, or not whole, or its device is still there; with `force` if it is in use
+/// or its device is there, and also, after the work is done, if `config` names something that could not be
+/// cleared.
 pub fn clear(config: &Config, force: Force, progress: &ProgressSink) -> Result<(), Failure> {
     match force {
         Force::No => clear_whole(config, progress),
@@ -30,8 +33,13 @@ pub fn clear(config: &Config, force: Force, progress: &ProgressSink) -> Result<(
     }
 }
 
+fn described(config: &Config) -> (&Path, &str) {
+    (&config.file, config.name.as_str())
+}
+
 fn clear_whole(config: &Config, progress: &ProgressSink) -> Result<(), Failure> {
     let mut opened = open(config, Access::ReadWrite, progress)?;
+    check_none_left(described(config), &opened.set.superblocks)?;
     if !opened.set.is_clean() {
         return Err(Failure::refused(format!(
             "array {} was not stopped cleanly and its journal is needed: start it and stop it, or use clear --force \
@@ -65,6 +73,8 @@ fn clear_what_is_there(config: &Config, progress: &ProgressSink) -> Result<(), F
     if ours.is_empty() {
         return Err(Failure::refused(left.join("; ")));
     }
+    let labels = ours.iter().flat_map(|(_, labels)| &labels.readable);
+    check_none_left(described(config), labels)?;
     let all = ours.len() + left.len();
     let mut cleared = 0;
     for (part, labels) in &mut ours {
@@ -85,8 +95,9 @@ fn clear_what_is_there(config: &Config, progress: &ProgressSink) -> Result<(), F
 
 /// What a part carries of the array.
 struct Labels {
-    /// Of which, if a label can be read.
-    uuid: Option<ArrayUuid>,
+    /// Those that can be read.
+    readable: Vec<Superblock>,
+    /// Where all of them are.
     places: Vec<Offset>,
 }
 
@@ -104,13 +115,13 @@ fn labels_of(config: &Config, part: &mut Part) -> Result<Labels, String> {
         .as_ref()
         .map_or(size, |first| first.part_size.min(size));
     let mut labels = Labels {
-        uuid: None,
+        readable: Vec::new(),
         places: Vec::new(),
     };
     for (copy, place) in copies.into_iter().zip(superblock_places(end)) {
         match copy {
             Ok(sb) if sb.name != config.name.as_str() => return Err(foreign(config, &path, &sb)),
-            Ok(sb) => labels.uuid = Some(sb.uuid),
+            Ok(sb) => labels.readable.push(sb),
             Err(SuperblockError::Absent) => continue,
             Err(_) => {}
         }
@@ -130,7 +141,7 @@ fn foreign(config: &Config, path: &str, sb: &Superblock) -> String {
 fn check_one_array(config: &Config, parts: &[(Part, Labels)]) -> Result<(), Failure> {
     let mut known = parts
         .iter()
-        .filter_map(|(part, labels)| Some((part.path(), labels.uuid?)));
+        .flat_map(|(part, labels)| labels.readable.iter().map(|sb| (part.path(), sb.uuid)));
     let Some((first, uuid)) = known.next() else {
         return Ok(());
     };

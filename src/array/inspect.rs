@@ -123,7 +123,7 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             report.because = failure.message;
             Ok(report)
         }
-        Exit::Done | Exit::Failed | Exit::Usage => Err(failure),
+        Exit::Done | Exit::Failed | Exit::Usage | Exit::Interrupted => Err(failure),
     };
     let located = match locate(config) {
         Ok(located) => located,

@@ -4,6 +4,7 @@
 //! 2. The ring of a journal file is filled with zeroes: unwritten extents would make every record slow.
 //! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
 
+use super::device::check_none_left;
 use super::open::open_parts;
 use super::{from_disk, from_part};
 use crate::config::quantity::{size_rough, size_told};
@@ -51,7 +52,8 @@ pub struct Labelled {
 /// Labels the array that `config` describes.
 ///
 /// # Errors
-/// If a part is not there, too small, in use, or carries something and `force` does not allow it.
+/// If a part is not there, too small, in use, or carries something and `force` does not allow it; and,
+/// whatever `force` says, if it carries an array whose device is still there.
 pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<Labelled, Failure> {
     let mut parts = open_parts(config, Access::ReadWrite, progress)?;
     let shape = shape_of(config, &parts)?;
@@ -62,7 +64,9 @@ pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<L
         "the size of the journal was checked"
     );
     check_blocks(config, &parts)?;
-    let interrupted = interrupted_labels(config, &mut parts)?;
+    let labels = readable_labels(&mut parts)?;
+    check_none_left((&config.file, config.name.as_str()), &labels)?;
+    let interrupted = interrupted_labels(config, &labels);
     for part in &mut parts {
         check_blank(config, part, force, &interrupted)?;
     }
@@ -178,19 +182,24 @@ fn check_blocks(config: &Config, parts: &[Part]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The labels of this name that did not come to their end. Its last step makes one part after the other
-/// ready: those that it reached say nothing of the interruption, but the others do.
-fn interrupted_labels(config: &Config, parts: &mut [Part]) -> Result<Vec<ArrayUuid>, Failure> {
-    let mut found = Vec::new();
+/// Every copy of a label that the parts carry, but for those that are damaged.
+pub(super) fn readable_labels(parts: &mut [Part]) -> Result<Vec<Superblock>, Failure> {
+    let mut labels = Vec::new();
     for part in parts {
         let copies = read_copies(part).map_err(|error| from_disk(&error))?;
-        let forming = copies
-            .into_iter()
-            .flatten()
-            .filter(|sb| sb.phase == Phase::Forming && sb.name == config.name.as_str());
-        found.extend(forming.map(|sb| sb.uuid));
+        labels.extend(copies.into_iter().flatten());
     }
-    Ok(found)
+    Ok(labels)
+}
+
+/// The labels of this name that did not come to their end. Its last step makes one part after the other
+/// ready: those that it reached say nothing of the interruption, but the others do.
+fn interrupted_labels(config: &Config, labels: &[Superblock]) -> Vec<ArrayUuid> {
+    labels
+        .iter()
+        .filter(|sb| sb.phase == Phase::Forming && sb.name == config.name.as_str())
+        .map(|sb| sb.uuid)
+        .collect()
 }
 
 /// Refuses a part that carries something, unless that may be overwritten.

@@ -9,8 +9,10 @@
 //! * [`start`]: recovery, the engine, the device
 //! * [`inspect`]: `check` and `dump`
 //! * [`clear`]: takes the labels off
+//! * [`device`]: what the kernel still has of an array whose daemon has gone
 
 pub mod clear;
+pub mod device;
 pub mod inspect;
 pub mod label;
 pub mod open;
@@ -18,8 +20,10 @@ pub mod settings;
 pub mod start;
 
 use crate::control::progress::{Progress, ProgressSink, Stage};
+use crate::control::run_dir::RunDir;
 use crate::disk::DiskError;
 use crate::disk::error::PartError;
+use crate::disk::lock::InUse;
 use crate::engine::recovery::RecoveryError;
 use crate::journal::assemble::{AssembleError, BeginError};
 use crate::journal::scan::ScanError;
@@ -48,6 +52,15 @@ fn scan_reports(progress: &ProgressSink) -> impl FnMut(u64, u64) {
 
 /// What stands on or under a path keeps us from using it, or the machine does.
 pub(crate) fn from_part(error: &PartError) -> Failure {
+    if let PartError::InUse(InUse::Process { path, holder }) = error
+        && let Some(name) = RunDir::system().array_of(holder.pid)
+    {
+        return Failure::refused(format!(
+            "array {name} is running (pid {}) and holds {}; stop it first: ujournal stop {name}",
+            holder.pid,
+            path.display()
+        ));
+    }
     let exit = match error {
         PartError::Inspect { .. } | PartError::Open { .. } => Exit::Failed,
         PartError::Missing { .. }
@@ -83,7 +96,9 @@ pub(crate) fn from_recovery(error: &RecoveryError) -> Failure {
         | RecoveryError::Scan(ScanError::AnchorsDiffer(_) | ScanError::AnchorEpoch { .. })
         | RecoveryError::Changed(_) => Exit::Damaged,
         RecoveryError::Disk(_) | RecoveryError::Begin(BeginError::Disk(_)) => Exit::Failed,
-        RecoveryError::Begin(BeginError::OutOfEpochs) => Exit::Refused,
+        RecoveryError::Begin(BeginError::OutOfEpochs) | RecoveryError::JournalNotStopped { .. } => {
+            Exit::Refused
+        }
     };
     let mut failure = failure(exit, error);
     if let RecoveryError::Scan(ScanError::Damage(damage)) = error

@@ -31,6 +31,8 @@ pub struct Opened {
     pub limits: Vec<PartLimits>,
     /// Where each was found.
     pub paths: Vec<PathBuf>,
+    /// Which of the members lie on a disk that a detached journal lies on as well.
+    pub beside_journal: Vec<bool>,
 }
 
 /// The paths of a configuration: the members, then a detached journal.
@@ -155,6 +157,7 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
             Some(file),
             *part.limits(),
             part.path().to_owned(),
+            part.identity(),
         ));
     }
     let disks = parts
@@ -165,16 +168,27 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
     check_agrees(config, &set)?;
 
     let (mut files, mut limits, mut paths) = (Vec::new(), Vec::new(), Vec::new());
+    let mut disks_below = Vec::new();
     for disk in &set.disks {
         let name = disk.name();
         let entry = by_name
             .iter_mut()
             .find(|(other, file, ..)| *other == name && file.is_some());
-        let (_, file, limit, path) = entry.expect("every disk of the set is one of the parts");
+        let (_, file, limit, path, identity) =
+            entry.expect("every disk of the set is one of the parts");
         files.extend(file.take());
         limits.push(*limit);
         paths.push(path.clone());
+        disks_below.push(Kernel::running().disks_below(*identity));
     }
+    let journal = &disks_below[set.geometry.journal_part().index()];
+    let members = set
+        .geometry
+        .members()
+        .map(|part| &disks_below[part.index()]);
+    let beside_journal = members
+        .map(|member| !set.geometry.is_attached() && !member.is_disjoint(journal))
+        .collect();
     for (index, limit) in limits
         .iter()
         .enumerate()
@@ -194,6 +208,7 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
         files,
         limits,
         paths,
+        beside_journal,
     })
 }
 
@@ -245,6 +260,7 @@ fn not_an_array(config: &Config, error: &AssembleError) -> Failure {
         | AssembleError::Forming { .. }
         | AssembleError::JournalStale { .. }
         | AssembleError::MemberStale { .. }
+        | AssembleError::MemberNotStopped { .. }
         | AssembleError::ReadOnly { .. }
         | AssembleError::Shape(_) => return from_assemble(error),
     })

@@ -72,11 +72,13 @@ pub fn check_requests(
     })
 }
 
-/// The settings of an engine. `memory` is the machine's, in bytes.
+/// The settings of an engine. `beside_journal`: which members lie on a disk of a detached journal;
+/// `memory`: the machine's, in bytes.
 pub fn settings(
     config: &Config,
     geometry: &Geometry,
     disks: &[DiskLimits],
+    beside_journal: &[bool],
     requests: Requests,
     memory: u64,
 ) -> Settings {
@@ -98,7 +100,10 @@ pub fn settings(
         Size::Auto => (window / 4).max(ROUND_PER_ROTATING_MEMBER * crate::units::to_u64(rotating)),
     }
     .clamp(2 * record, window / 2);
-    let parts: Vec<PartLimits> = disks.iter().map(limits).collect();
+    let mut parts: Vec<PartLimits> = disks.iter().map(limits).collect();
+    for (member, beside) in parts.iter_mut().zip(beside_journal) {
+        member.shares_journal_disk = *beside;
+    }
     let mut settings = Settings {
         queue_depth: requests.depth,
         max_io: requests.max_io,
@@ -144,6 +149,7 @@ fn limits(disk: &DiskLimits) -> PartLimits {
         } else {
             SyncWrite::Unknown
         },
+        shares_journal_disk: false,
     }
 }
 
@@ -262,7 +268,7 @@ mod tests {
                     "{depth} {max_io}"
                 );
                 let disks = [disk, disk];
-                settings(&config, &geometry, &disks, asked, 1 << 30).check(ring_size);
+                settings(&config, &geometry, &disks, &[], asked, 1 << 30).check(ring_size);
             }
         }
     }

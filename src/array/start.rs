@@ -4,6 +4,7 @@
 //! is ours, and only then the flush and the scan of the journal ([`crate::engine::recovery`]). A process
 //! that wants to run in the background has forked before it comes here.
 
+use super::device::{check_namesake, take_up};
 use super::open::{Opened, open, wait_for_parts};
 use super::settings::{
     Origin, Requests, any_rotating, check_requests, commit_of, machine_memory, settings,
@@ -12,6 +13,7 @@ use super::{from_recovery, scan_reports};
 use crate::config::Config;
 use crate::control::port::RingCommands;
 use crate::control::progress::ProgressSink;
+use crate::control::run_dir::RunDir;
 use crate::control::status::{DeviceStatus, Difference, Facts, PartStatus, Recovery, StartKind};
 use crate::disk::buffer::Residency;
 use crate::disk::limits::PartLimits;
@@ -25,7 +27,7 @@ use crate::journal::record::RecordError;
 use crate::outcome::{Failure, sentence};
 use crate::serve::Running;
 use crate::serve::server::ArrayServer;
-use crate::ublk::{Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find};
+use crate::ublk::{Cache, Device, Found, Media, Parameters, Serving, Tuning, Zeroing, find};
 use crate::units::{KIB, MIB};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -43,8 +45,10 @@ const READ_AHEAD_ROTATING_KIB: u64 = 4096;
 const READ_AHEAD_MAX_KIB: u64 = 16384;
 
 /// How to start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
+    /// Where it is written down which devices there are.
+    pub run_dir: RunDir,
     /// How long to wait for parts that are not there.
     pub wait: Duration,
     /// Leave the FAILED state, now that the operator knows of it.
@@ -57,7 +61,7 @@ pub struct Options {
 /// If the machine has no ublk, a part is missing, in use or foreign, or acknowledged data is damaged.
 pub fn bring_up(
     config: &Config,
-    options: Options,
+    options: &Options,
     commands: RingCommands,
     ended: impl FnOnce() + Send + 'static,
     progress: &ProgressSink,
@@ -71,15 +75,29 @@ pub fn bring_up(
         files,
         limits,
         paths,
+        beside_journal,
     } = open(config, Access::ReadWrite, progress)?;
 
-    let live = find_ours(&set)?;
+    let live = take_up(set.journal(), set.geometry.data.size())?;
+    let left_before = options.run_dir.device(&config.name);
+    check_namesake(
+        config.name.as_str(),
+        set.journal().uuid,
+        left_before.as_ref(),
+    )?;
     let requests = requests(config, live.as_ref(), set.geometry.ring.size())?;
     // Its requests wait from here on: they are issued again once it is served.
     let takeover = live.map(|found| Device::recover(found.id)).transpose();
     let takeover = takeover.map_err(failed)?;
 
-    let settings = settings(config, &set.geometry, &limits, requests, machine_memory());
+    let settings = settings(
+        config,
+        &set.geometry,
+        &limits,
+        &beside_journal,
+        requests,
+        machine_memory(),
+    );
     let errors = if options.clear_error {
         Errors::Cleared
     } else {
@@ -100,6 +118,7 @@ pub fn bring_up(
     };
 
     let window = settings.window;
+    let spare = duplicates(&files)?;
     let server = server(settings, &set, recovered, files, commands)?;
     let device = match takeover {
         Some(device) => device,
@@ -131,6 +150,7 @@ pub fn bring_up(
     Ok(Running {
         serving,
         set,
+        files: spare,
         facts,
     })
 }
@@ -186,13 +206,22 @@ fn serve(
     kind: StartKind,
 ) -> Result<Serving<ArrayServer>, Failure> {
     let serving = device.serve(server, ended).map_err(failed)?;
-    match serving.start(tuning) {
+    match serving.start(Some(tuning).filter(|_| kind != StartKind::Takeover)) {
         Ok(()) => Ok(serving),
         Err(error) => {
             give_up(serving, kind);
             Err(failed(error))
         }
     }
+}
+
+fn duplicates(files: &[OwnedFd]) -> Result<Vec<OwnedFd>, Failure> {
+    let duplicates: std::io::Result<Vec<_>> = files.iter().map(OwnedFd::try_clone).collect();
+    duplicates.map_err(|error| {
+        Failure::failed(format!(
+            "the parts' descriptors cannot be duplicated: {error}"
+        ))
+    })
 }
 
 /// Takes a new device away that could not be started; nothing was answered yet, so nothing is lost. One
@@ -212,32 +241,6 @@ fn give_up(serving: Serving<ArrayServer>, kind: StartKind) {
             tracing::error!("the device cannot be removed: {}", sentence(&error));
         }
     }
-}
-
-/// Our device, if the kernel still has it from a daemon that died. What was stopped and not removed goes.
-fn find_ours(set: &Set) -> Result<Option<Found>, Failure> {
-    let sb = set.journal();
-    let identity = sb.uuid.device_flags();
-    let devices = find().map_err(failed)?;
-    for found in devices
-        .into_iter()
-        .filter(|found| found.parameters.identity == identity)
-    {
-        if found.state == State::Dead {
-            Device::delete(found.id).map_err(failed)?;
-            continue;
-        }
-        let (size, block) = (set.geometry.data.size(), sb.block_size);
-        if found.parameters.size != size || found.parameters.block_size != block {
-            return Err(Failure::refused(format!(
-                "/dev/ublkb{} carries this array's identity, but has {} bytes in blocks of {}, expected {size} in \
-                 blocks of {block}: it is not this array's device",
-                found.id, found.parameters.size, found.parameters.block_size
-            )));
-        }
-        return Ok(Some(found));
-    }
-    Ok(None)
 }
 
 fn requests_of(live: &Parameters) -> Requests {

@@ -358,9 +358,9 @@ fn start(serve: &Serve, number: u32, ended: mpsc::UnboundedSender<u32>) -> Resul
         }
     };
     info!(id, seed, size, "drive");
-    if let Err(error) = serving.start(&Tuning {
+    if let Err(error) = serving.start(Some(&Tuning {
         read_ahead_kib: 128,
-    }) {
+    })) {
         serving.stop()?;
         finish((serving, gauge))?;
         return Err(error.into());

@@ -27,7 +27,8 @@ Exit codes:
   1  it failed at run time (also: no ublk driver, no permission, io_uring off, no such running array)
   2  wrong usage or configuration
   3  refused, to protect data: dirty, foreign, in use, missing, too small
-  4  damage found in acknowledged data"
+  4  damage found in acknowledged data
+  130  interrupted; stop and sync go on in the daemon"
 )]
 pub struct Cli {
     /// What to do.
@@ -48,7 +49,7 @@ pub enum Command {
     Sync(SyncArgs),
     /// Show how arrays fare: state, fill, lag, rates, latencies, errors
     Status(StatusArgs),
-    /// List the running arrays
+    /// List the arrays that run, and those whose device waits for a daemon
     List(ListArgs),
     /// Show superblocks and journal records of a disk or file; reads only
     Dump(DumpArgs),
@@ -61,7 +62,8 @@ pub enum Command {
 /// `label`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Refuses (exit 3) a disk that carries a filesystem, a partition table or a label, or that is in use.
+Refuses (exit 3) a disk that carries a filesystem, a partition table or a label, or that is in use. One
+whose array has left a device without a daemon is refused with --force as well.
 A journal that is a file is filled with zeroes, which takes as long as writing it.
 
 Examples:
@@ -124,7 +126,8 @@ pub enum Recover {
 /// `stop`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Refuses (exit 3) while the device is mounted or open, and says by whom.
+Refuses (exit 3) while the device is mounted or open, and says by whom. An interrupt ends the wait, not
+the stop. Where the daemon has gone and left its device, --force takes that away; the array stays dirty.
 
 Examples:
   ujournal stop vol0
@@ -152,12 +155,14 @@ pub struct SyncArgs {
 /// `status`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
+Exit code 1 if no daemon answers: STARTING, STOPPING, or WAITING (its device is there and waits for one).
+
 Examples:
-  ujournal status                            every running array
+  ujournal status                            every array that `list` shows
   ujournal status vol0
   ujournal status vol0 --json | jq .journal.fill")]
 pub struct StatusArgs {
-    /// The array's name; all running arrays without it
+    /// The array's name; all that `list` shows without it
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub name: Option<ArrayName>,
     /// As JSON: one object for NAME, a list of them without
@@ -212,7 +217,8 @@ pub struct CheckArgs {
 /// `clear`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Refuses (exit 3) an array that was not stopped cleanly: its newest data is in its journal only.
+Refuses (exit 3) an array that was not stopped cleanly: its newest data is in its journal only. One that
+has left a device without a daemon is refused with --force as well.
 
 Examples:
   ujournal stop vol0 && ujournal clear vol0.toml

@@ -4,8 +4,9 @@ use super::args::{
     CheckArgs, ClearArgs, DumpArgs, LabelArgs, ListArgs, Recover, StartArgs, StatusArgs, StopArgs,
     SyncArgs,
 };
-use super::meter::{Meter, with_meter};
+use super::meter::{Meter, with_meter, with_meter_until_interrupted};
 use super::output::{complain, print, print_json, unwritten};
+use super::standing::{left_of, standing};
 use crate::array::clear::clear as clear_array;
 use crate::array::inspect::{Format, Verdict, check as check_array, dump as dump_part};
 use crate::array::label::{Force, label as label_array};
@@ -14,10 +15,10 @@ use crate::config::quantity::size_rough;
 use crate::config::{ArrayName, Config, ConfigError};
 use crate::control::client::{self, Client};
 use crate::control::port::{RingPort, ring_commands};
-use crate::control::progress::ProgressSink;
-use crate::control::render::{self, Listed};
-use crate::control::run_dir::RunDir;
-use crate::control::status::Status;
+use crate::control::progress::{Progress, ProgressSink, Stage};
+use crate::control::render;
+use crate::control::run_dir::{Phase, RunDir};
+use crate::control::status::{Absence, Standing, Unanswered};
 use crate::daemon::ready::{Ready, Started};
 use crate::daemon::{self, Up, machine, spawn};
 use crate::outcome::{Exit, Failure, sentence};
@@ -51,9 +52,9 @@ pub(super) fn label(args: &LabelArgs) -> Result<Exit, Failure> {
 pub(super) fn start(args: &StartArgs) -> Result<Exit, Failure> {
     // What the file alone tells comes before what the machine lacks.
     let config = load(&args.config)?;
-    let options = start_options(args)?;
-    machine::check()?;
     let run = RunDir::system();
+    let options = start_options(args, &run)?;
+    machine::check()?;
     if args.foreground {
         let mut meter = Meter::new();
         let ready = Ready::Foreground {
@@ -65,10 +66,10 @@ pub(super) fn start(args: &StartArgs) -> Result<Exit, Failure> {
             }),
         };
         daemon::run(&config, &run, ready, |progress| {
-            serve_array(&config, options, progress)
+            serve_array(&config, &options, progress)
         })?;
     } else if spawn::is_daemon() {
-        return Ok(be_the_daemon(&config, &run, options));
+        return Ok(be_the_daemon(&config, &run, &options));
     } else {
         let mut meter = Meter::new();
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -83,7 +84,7 @@ pub(super) fn start(args: &StartArgs) -> Result<Exit, Failure> {
 /// Brings the array up and puts what answers for it in front of its I/O thread.
 fn serve_array(
     config: &Config,
-    options: Options,
+    options: &Options,
     progress: &ProgressSink,
 ) -> Result<Up<Plane>, Failure> {
     let (commands, taken) = ring_commands();
@@ -103,7 +104,7 @@ fn serve_array(
 }
 
 /// In the process that stays. Whoever waits for it says what went wrong; nobody reads our stderr.
-fn be_the_daemon(config: &Config, run: &RunDir, options: Options) -> Exit {
+fn be_the_daemon(config: &Config, run: &RunDir, options: &Options) -> Exit {
     let pipe = match spawn::detach().and_then(|pipe| Ok((pipe.try_clone()?, pipe))) {
         Ok(pipe) => pipe,
         Err(error) => {
@@ -134,7 +135,7 @@ fn print_started(started: &Started) -> Result<(), Failure> {
 }
 
 /// The choices after damage or loss that this version cannot carry out are refused, not ignored.
-fn start_options(args: &StartArgs) -> Result<Options, Failure> {
+fn start_options(args: &StartArgs, run: &RunDir) -> Result<Options, Failure> {
     let asked = [
         ("--recover=ro", args.recover == Some(Recover::Ro)),
         (
@@ -154,106 +155,176 @@ fn start_options(args: &StartArgs) -> Result<Options, Failure> {
         }
     }
     Ok(Options {
+        run_dir: run.clone(),
         wait: args.wait,
         clear_error: args.clear_error,
     })
 }
 
 pub(super) fn stop(args: &StopArgs) -> Result<Exit, Failure> {
-    let client = Client::connect(&RunDir::system(), &args.name)?;
+    let run = RunDir::system();
+    let client = match Client::connect(&run, &args.name) {
+        Ok(client) => client,
+        Err(failure) => return stop_without_daemon(args, &run, failure),
+    };
     let force = if args.force {
         client::Force::Yes
     } else {
         client::Force::No
     };
-    let mut meter = Meter::new();
-    let stopped = client.stop(force, &mut |progress| meter.show(progress));
-    drop(meter);
-    stopped?;
+    with_meter_until_interrupted(goes_on("stop", &args.name), move |progress| {
+        client.stop(force, &mut |report| progress.report(report.clone()))
+    })?;
     print(&format!("{}: stopped, clean\n", args.name))?;
     Ok(Exit::Done)
 }
 
-pub(super) fn sync(args: &SyncArgs) -> Result<Exit, Failure> {
-    let mut client = Client::connect(&RunDir::system(), &args.name)?;
+/// The daemon has gone. If its device has not, somebody may be waiting for it. `failure` is what to say
+/// where there is nothing to stop.
+fn stop_without_daemon(args: &StopArgs, run: &RunDir, failure: Failure) -> Result<Exit, Failure> {
+    let name = &args.name;
+    if run.daemon(name).is_some() {
+        return Err(failure);
+    }
+    let Some(left) = left_of(run, name)? else {
+        return Err(failure);
+    };
+    if !args.force {
+        return Err(left.without_daemon());
+    }
     let mut meter = Meter::new();
-    let synced = client.sync(&mut |progress| meter.show(progress));
+    // Nobody begins to serve it while it is being taken away.
+    let lock = run.lock(name, |waited| {
+        let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+        let daemon = format!("the killed daemon of {name}");
+        meter.show(&Progress::new(Stage::Wait, waited, 0).of_part(daemon));
+        Ok(())
+    })?;
+    lock.tell(Phase::Stopping);
+    left.give_up(&lock)?;
+    daemon::tidy(run, name, &left.status(), &lock);
     drop(meter);
-    synced?;
+    print(&format!(
+        "{name}: {} was taken away, whoever used it gets errors; the array stays dirty, and its next start recovers \
+         it\n",
+        left.block().display()
+    ))?;
+    Ok(Exit::Done)
+}
+
+pub(super) fn sync(args: &SyncArgs) -> Result<Exit, Failure> {
+    let run = RunDir::system();
+    let mut client = match Client::connect(&run, &args.name) {
+        Ok(client) => client,
+        Err(failure) if run.daemon(&args.name).is_some() => return Err(failure),
+        Err(failure) => {
+            let left = left_of(&run, &args.name)?;
+            return Err(left.map_or(failure, |left| left.without_daemon()));
+        }
+    };
+    with_meter_until_interrupted(goes_on("sync", &args.name), move |progress| {
+        client.sync(&mut |report| progress.report(report.clone()))
+    })?;
     print(&format!("{}: durable and home\n", args.name))?;
     Ok(Exit::Done)
 }
 
+fn goes_on(what: &str, name: &ArrayName) -> String {
+    format!("the {what} goes on in the daemon; see ujournal status {name}")
+}
+
 pub(super) fn status(args: &StatusArgs) -> Result<Exit, Failure> {
     let run = RunDir::system();
-    if let Some(name) = &args.name {
-        let status = status_of(&run, name)?;
-        if args.json {
-            print_json(&status)?;
-        } else {
-            print(&render::status(&status, now()))?;
-        }
-        return Ok(Exit::Done);
-    }
-    let mut exit = Exit::Done;
-    let mut found = Vec::new();
-    for name in names(&run)? {
-        match status_of(&run, &name) {
-            Ok(status) => found.push(status),
-            Err(failure) => {
-                complain(&failure);
-                exit = exit.max(failure.exit);
-            }
+    let found = match &args.name {
+        Some(name) => vec![known(standing(&run, name)?)?],
+        None => standings(&run)?,
+    };
+    match (&found[..], &args.name) {
+        ([one], Some(_)) if args.json => print_json(one)?,
+        _ if args.json => print_json(&found)?,
+        ([], _) => print(&render::list(&[]))?,
+        _ => {
+            let texts: Vec<String> = found.iter().map(in_full).collect();
+            print(&texts.join("\n"))?;
         }
     }
-    if args.json {
-        print_json(&found)?;
-    } else if found.is_empty() && exit == Exit::Done {
-        print(&render::list(&[]))?;
-    } else {
-        let texts: Vec<String> = found
-            .iter()
-            .map(|status| render::status(status, now()))
-            .collect();
-        print(&texts.join("\n"))?;
+    let all_answer = found
+        .iter()
+        .all(|array| matches!(array, Standing::Answers(_)));
+    Ok(if all_answer { Exit::Done } else { Exit::Failed })
+}
+
+/// Who asks for one array alone is told in a sentence why nothing can be found out.
+fn known(array: Standing) -> Result<Standing, Failure> {
+    match array {
+        Standing::Unanswered(Unanswered {
+            state: Absence::Unknown,
+            reason: Some(reason),
+            ..
+        }) => Err(Failure::failed(reason)),
+        Standing::Unanswered(_) | Standing::Answers(_) => Ok(array),
     }
-    Ok(exit)
+}
+
+fn in_full(array: &Standing) -> String {
+    match array {
+        Standing::Answers(status) => render::status(status, now()),
+        Standing::Unanswered(array) => render::unanswered(array),
+    }
 }
 
 pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
-    let run = RunDir::system();
-    let arrays: Vec<(ArrayName, Result<Status, Failure>)> = names(&run)?
-        .into_iter()
-        .map(|name| (name.clone(), status_of(&run, &name)))
-        .collect();
+    let arrays = standings(&RunDir::system())?;
     if args.json {
-        let objects: Vec<_> = arrays
-            .iter()
-            .map(|(name, status)| match status {
-                Ok(status) => json!({
-                    "name": name.as_str(),
-                    "state": status.state,
-                    "block": status.device.block,
-                    "link": status.device.link,
-                    "size": status.device.size,
-                    "fill": status.journal.fill,
-                    "pid": status.pid,
-                }),
-                Err(failure) => json!({ "name": name.as_str(), "error": failure.message }),
-            })
-            .collect();
+        let objects: Vec<_> = arrays.iter().map(list_entry).collect();
         print_json(&objects)?;
     } else {
-        let listed: Vec<Listed<'_>> = arrays
-            .iter()
-            .map(|(name, status)| Listed {
-                name: name.as_str(),
-                status: status.as_ref().map_err(|failure| failure.message.as_str()),
-            })
-            .collect();
-        print(&render::list(&listed))?;
+        print(&render::list(&arrays))?;
     }
     Ok(Exit::Done)
+}
+
+/// Every array has every name; what is not known is null.
+fn list_entry(array: &Standing) -> serde_json::Value {
+    let (state, reason, device, fill, pid) = match array {
+        Standing::Answers(status) => (
+            status.state.to_string(),
+            &status.reason,
+            Some(&status.device),
+            Some(status.journal.fill),
+            Some(status.pid),
+        ),
+        Standing::Unanswered(array) => (
+            array.state.to_string(),
+            &array.reason,
+            array.device.as_ref(),
+            None,
+            array.pid,
+        ),
+    };
+    json!({
+        "name": array.name(),
+        "state": state,
+        "reason": reason,
+        "block": device.map(|device| &device.block),
+        "link": device.map(|device| &device.link),
+        "size": device.map(|device| device.size),
+        "fill": fill,
+        "pid": pid,
+    })
+}
+
+/// Every array that has a daemon, or a device without one.
+fn standings(run: &RunDir) -> Result<Vec<Standing>, Failure> {
+    let names = run.names().map_err(|error| {
+        Failure::failed(format!(
+            "{}: cannot be listed: {error}",
+            run.path().display()
+        ))
+    })?;
+    // One that fails is one of which nothing is left but files that point to nothing.
+    let found = names.iter().filter_map(|name| standing(run, name).ok());
+    Ok(found.collect())
 }
 
 pub(super) fn dump(args: &DumpArgs) -> Result<Exit, Failure> {
@@ -310,19 +381,6 @@ fn load(file: &Path) -> Result<Config, Failure> {
 
 fn force(given: bool) -> Force {
     if given { Force::Yes } else { Force::No }
-}
-
-fn status_of(run: &RunDir, name: &ArrayName) -> Result<Status, Failure> {
-    Client::connect(run, name)?.status()
-}
-
-fn names(run: &RunDir) -> Result<Vec<ArrayName>, Failure> {
-    run.names().map_err(|error| {
-        Failure::failed(format!(
-            "{}: cannot be listed: {error}",
-            run.path().display()
-        ))
-    })
 }
 
 fn now() -> u64 {

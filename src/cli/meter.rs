@@ -1,9 +1,11 @@
 //! How far it is, on stderr: a bar on a terminal, a plain line every few seconds elsewhere.
 
 use crate::control::progress::{Progress, ProgressSink, Stage};
+use crate::outcome::{Exit, Failure};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// What ends sooner than this needs no line.
 const FIRST_LINE: Duration = Duration::from_secs(2);
@@ -99,6 +101,37 @@ pub(super) fn with_meter<T: Send>(work: impl FnOnce(&ProgressSink) -> T) -> T {
     })
 }
 
+/// The same, for work that goes on elsewhere: an interrupt ends the wait for it, with `goes_on`.
+pub(super) fn with_meter_until_interrupted<T: Send + 'static>(
+    goes_on: String,
+    work: impl FnOnce(&ProgressSink) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let failed = |error: io::Error| Failure::failed(format!("cannot wait for an answer: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let result = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let (sink, mut reports) = ProgressSink::channel();
+        let mut work = tokio::task::spawn_blocking(move || work(&sink));
+        let mut meter = Meter::new();
+        loop {
+            tokio::select! {
+                result = &mut work => return result.expect("the work does not panic"),
+                Some(progress) = reports.recv() => meter.show(&progress),
+                Some(()) = interrupt.recv() => return Err(Failure {
+                    exit: Exit::Interrupted,
+                    message: goes_on,
+                }),
+            }
+        }
+    });
+    // The thread that waits for the answer is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,5 +175,33 @@ mod tests {
                 .sum()
         });
         assert_eq!(sum, 4950);
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait_and_not_the_work() {
+        let (tell, done) = std::sync::mpsc::channel();
+        let result = with_meter_until_interrupted("it goes on".to_owned(), move |sink| {
+            sink.report(Progress::new(Stage::Replay, 1, 2));
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::INT)
+                .expect("sent");
+            std::thread::sleep(Duration::from_millis(300));
+            tell.send(()).expect("heard");
+            Ok(())
+        });
+        let interrupted = Failure {
+            exit: Exit::Interrupted,
+            message: "it goes on".to_owned(),
+        };
+        assert_eq!(result, Err(interrupted));
+        assert!(done.try_recv().is_err(), "the wait has ended first");
+        done.recv_timeout(Duration::from_secs(10))
+            .expect("the work comes to its end");
+
+        let result = with_meter_until_interrupted(String::new(), |_| Ok(7));
+        assert_eq!(result, Ok(7));
+        let failure = Failure::refused("no");
+        let result: Result<(), _> =
+            with_meter_until_interrupted(String::new(), |_| Err(Failure::refused("no")));
+        assert_eq!(result, Err(failure));
     }
 }

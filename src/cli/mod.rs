@@ -8,6 +8,7 @@ mod args;
 mod commands;
 mod meter;
 mod output;
+mod standing;
 
 pub use args::Cli;
 pub use commands::START_CHOICES;

@@ -83,6 +83,14 @@ pub async fn claim_elsewhere(device: PathBuf) -> Result<Claim, Failure> {
     }
 }
 
+/// Who uses the device, as the rest of a sentence, if anybody does. It is not opened: that could wait for
+/// a daemon that is not there.
+pub fn users(device: &Path) -> Option<String> {
+    let number = block_device_number(device).ok()?;
+    let users = Users::of(&Kernel::running(), number);
+    (!users.uses().is_empty()).then(|| users.sentence())
+}
+
 fn block_device_number(device: &Path) -> io::Result<DeviceNumber> {
     match Identity::of(&fs::metadata(device)?) {
         Ok(Identity::Device(number)) => Ok(number),
@@ -133,6 +141,15 @@ impl Users {
     }
 
     fn sentence(&self) -> String {
+        let uses = self.uses();
+        if uses.is_empty() {
+            "used by the kernel or by another container".to_owned()
+        } else {
+            uses.join("; ")
+        }
+    }
+
+    fn uses(&self) -> Vec<String> {
         let mut uses = Vec::new();
         let mounts: Vec<String> = self
             .mounts
@@ -155,11 +172,7 @@ impl Users {
                 uses.push(format!("{how} {}", some_of(names)));
             }
         }
-        if uses.is_empty() {
-            "used by the kernel or by another container".to_owned()
-        } else {
-            uses.join("; ")
-        }
+        uses
     }
 }
 

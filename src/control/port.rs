@@ -93,6 +93,8 @@ pub enum Command {
         /// Where to say that nothing more will be answered and everything is as `how` asks.
         done: oneshot::Sender<Result<(), Failure>>,
     },
+    /// The device could not be stopped after all: go on as before.
+    StopWithdrawn,
 }
 
 /// The control thread's end.
@@ -174,6 +176,11 @@ impl RingPort {
             done,
         })?;
         end.await.unwrap_or_else(|_| Err(io_thread_gone()))
+    }
+
+    /// Takes a [`Stop::Forced`] back.
+    pub fn withdraw_stop(&self) -> Result<(), Failure> {
+        self.send(Command::StopWithdrawn)
     }
 
     /// Returns when the I/O thread has dropped its end.

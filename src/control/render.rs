@@ -1,7 +1,9 @@
 //! Status for people: aligned, calm, every number with its unit.
 
 use super::progress::time_rough;
-use super::status::{Difference, Latency, OpStatus, Recovery, StartKind, Status};
+use super::status::{
+    DeviceStatus, Difference, Latency, OpStatus, Recovery, Standing, StartKind, Status, Unanswered,
+};
 use crate::config::quantity::size_rough;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,17 +19,7 @@ pub fn status(status: &Status, now: u64) -> String {
     for warning in &status.warnings {
         row(&mut text, "warning", warning);
     }
-    row(
-        &mut text,
-        "device",
-        &format!(
-            "{} ({}), {}, blocks of {} bytes",
-            status.device.link.display(),
-            status.device.block.display(),
-            size_rough(status.device.size),
-            status.device.block_size
-        ),
-    );
+    row(&mut text, "device", &device(&status.device));
     for difference in &status.differs {
         let Difference { key, file, live } = difference;
         row(
@@ -59,6 +51,32 @@ pub fn status(status: &Status, now: u64) -> String {
         row(&mut text, "start", &self::recovery(recovery));
     }
     text
+}
+
+/// The same of one for which nobody answers.
+pub fn unanswered(array: &Unanswered) -> String {
+    let mut text = String::new();
+    line(&mut text, &format!("{}: {}", array.name, array.state));
+    if let Some(reason) = &array.reason {
+        row(&mut text, "because", reason);
+    }
+    if let Some(found) = &array.device {
+        row(&mut text, "device", &device(found));
+    }
+    if let Some(pid) = array.pid {
+        row(&mut text, "daemon", &format!("pid {pid}"));
+    }
+    text
+}
+
+fn device(device: &DeviceStatus) -> String {
+    format!(
+        "{} ({}), {}, blocks of {} bytes",
+        device.link.display(),
+        device.block.display(),
+        size_rough(device.size),
+        device.block_size
+    )
 }
 
 fn journal(text: &mut String, status: &Status) {
@@ -226,61 +244,85 @@ pub fn recovery(recovery: &Recovery) -> String {
     text
 }
 
-/// What `list` knows of one array.
-#[derive(Debug)]
-pub struct Listed<'a> {
-    /// The array's name.
-    pub name: &'a str,
-    /// Its status, or why there is none.
-    pub status: Result<&'a Status, &'a str>,
-}
-
-/// One line each, under a header; nothing for none.
-pub fn list(arrays: &[Listed<'_>]) -> String {
-    let mut rows = vec![["NAME", "STATE", "DEVICE", "SIZE", "FILL", "PID"].map(str::to_owned)];
-    for array in arrays {
-        rows.push(match array.status {
-            Ok(status) => [
-                array.name.to_owned(),
-                status.state.to_string(),
-                status.device.block.display().to_string(),
-                size_rough(status.device.size),
-                format!("{} %", percent(status.journal.used, status.journal.size)),
-                status.pid.to_string(),
-            ],
-            Err(why) => [
-                array.name.to_owned(),
-                why.to_owned(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-            ],
-        });
-    }
+/// One line each, under a header; a sentence for none.
+pub fn list(arrays: &[Standing]) -> String {
     if arrays.is_empty() {
         return "no running arrays\n".to_owned();
     }
-    // A reason is no column: only what stands in columns makes them wide.
-    let width = |column: usize| {
-        let counted = |row: &&[String; 6]| column == 0 || !row[2].is_empty();
-        rows.iter()
-            .filter(counted)
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
+    let mut rows = vec![Listed {
+        columns: ["NAME", "STATE", "DEVICE"].map(str::to_owned),
+        rest: Rest::Columns(["SIZE", "FILL", "PID"].map(str::to_owned)),
+    }];
+    rows.extend(arrays.iter().map(listed));
+    let widths = [0, 1, 2].map(|column| width(rows.iter().map(|row| &row.columns[column])));
+    let numbers = |column: usize| {
+        rows.iter().filter_map(move |row| match &row.rest {
+            Rest::Columns(columns) => Some(&columns[column]),
+            Rest::Words(_) => None,
+        })
     };
-    let widths: Vec<usize> = (0..6).map(width).collect();
+    let rest_widths = [0, 1, 2].map(|column| width(numbers(column)));
     let mut text = String::new();
     for row in &rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:<width$}"))
-            .collect();
+        let mut cells = padded(&row.columns, widths);
+        match &row.rest {
+            Rest::Columns(columns) => cells.extend(padded(columns, rest_widths)),
+            Rest::Words(words) => cells.push(words.clone()),
+        }
         line(&mut text, cells.join("  ").trim_end());
     }
     text
+}
+
+/// A line of `list`: what every array has, and what only one that answers has, or words in its place.
+struct Listed {
+    columns: [String; 3],
+    rest: Rest,
+}
+
+enum Rest {
+    Columns([String; 3]),
+    Words(String),
+}
+
+fn listed(array: &Standing) -> Listed {
+    match array {
+        Standing::Answers(status) => Listed {
+            columns: [
+                status.name.clone(),
+                status.state.to_string(),
+                status.device.block.display().to_string(),
+            ],
+            rest: Rest::Columns([
+                size_rough(status.device.size),
+                format!("{} %", percent(status.journal.used, status.journal.size)),
+                status.pid.to_string(),
+            ]),
+        },
+        Standing::Unanswered(array) => {
+            let device = array.device.as_ref();
+            let pid = array.pid.map(|pid| format!("pid {pid}"));
+            Listed {
+                columns: [
+                    array.name.clone(),
+                    array.state.to_string(),
+                    device.map_or("-".to_owned(), |device| device.block.display().to_string()),
+                ],
+                rest: Rest::Words(array.reason.clone().or(pid).unwrap_or_default()),
+            }
+        }
+    }
+}
+
+fn width<'a>(cells: impl Iterator<Item = &'a String>) -> usize {
+    cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+}
+
+fn padded(cells: &[String; 3], widths: [usize; 3]) -> Vec<String> {
+    let pairs = cells.iter().zip(widths);
+    pairs
+        .map(|(cell, width)| format!("{cell:<width$}"))
+        .collect()
 }
 
 fn line(text: &mut String, content: &str) {
@@ -333,7 +375,8 @@ fn time_of_ms(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::status::tests::{facts, live};
+    use super::super::status::Absence;
+    use super::super::status::tests::{facts, live, waiting};
     use super::*;
 
     #[test]
@@ -373,28 +416,62 @@ vol0: DEGRADED
     }
 
     #[test]
-    fn a_list_is_aligned_and_names_what_does_not_answer() {
+    fn a_list_is_aligned_and_says_why_nobody_answers() {
         let one = Status::new(&facts(), live());
+        let stopping = Unanswered {
+            name: "a-rather-long-name".to_owned(),
+            state: Absence::Stopping,
+            reason: None,
+            pid: Some(12),
+            ..waiting()
+        };
+        let starting = Unanswered {
+            name: "c".to_owned(),
+            state: Absence::Starting,
+            device: None,
+            ..stopping.clone()
+        };
+        let pid = one.pid;
         let arrays = [
-            Listed {
-                name: "a-rather-long-name",
-                status: Ok(&one),
-            },
-            Listed {
-                name: "b",
-                status: Err("its daemon died"),
-            },
+            Standing::Unanswered(stopping),
+            Standing::Answers(Box::new(one)),
+            Standing::Unanswered(starting),
+            Standing::Unanswered(waiting()),
         ];
         let expected = format!(
             "\
 NAME                STATE     DEVICE       SIZE     FILL  PID
-a-rather-long-name  DEGRADED  /dev/ublkb0  1.8 TiB  25 %  {}
-b                   its daemon died
-",
-            one.pid
+a-rather-long-name  STOPPING  /dev/ublkb0  pid 12
+vol0                DEGRADED  /dev/ublkb0  1.8 TiB  25 %  {pid}
+c                   STARTING  -            pid 12
+vol0                WAITING   /dev/ublkb0  no daemon; ujournal start CONFIG goes on
+"
         );
         assert_eq!(list(&arrays), expected);
         assert_eq!(list(&[]), "no running arrays\n");
+    }
+
+    #[test]
+    fn of_an_array_for_which_nobody_answers_is_shown_what_is_known() {
+        assert_eq!(
+            unanswered(&waiting()),
+            "\
+vol0: WAITING
+  because   no daemon; ujournal start CONFIG goes on
+  device    /dev/ujournal/vol0 (/dev/ublkb0), 1.8 TiB, blocks of 512 bytes
+"
+        );
+        let starting = Unanswered {
+            state: Absence::Starting,
+            reason: None,
+            pid: Some(12),
+            device: None,
+            ..waiting()
+        };
+        assert_eq!(
+            unanswered(&starting),
+            "vol0: STARTING\n  daemon    pid 12\n"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!                                       ended: files removed, then the answer sent, then serve returns
 //! ```
 //!
-//! Only one stop is under way at a time. The answer to a stop is the last thing that is done, so that
+//! Only one stop is under way at a time; who asks for another one joins it. The answer to a stop is the last thing that is done, so that
 //! whoever gets it finds nothing left but the process on its way out.
 
 use super::in_use::Claim;
@@ -29,7 +29,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
@@ -51,15 +51,26 @@ pub enum End {
     Died(Failure),
 }
 
+/// What whoever owns the process is told.
+#[derive(Clone, Copy, Debug)]
+pub enum Turn<'a> {
+    /// A stop has begun.
+    Stopping,
+    /// It came to nothing: the array serves as before.
+    Serving,
+    /// Serving has ended. The last turn, and before anybody else is told: to tidy up.
+    Ended(&'a End),
+}
+
 /// Serves the control socket until the array is stopped or dies.
 ///
 /// `begin` is called once, when everything is in place, and returns where wishes to end come from outside
-/// (signals). `tidy` is called once, when serving has ended, before anybody is told.
+/// (signals). `told` is called at each turn.
 pub fn serve<P: Port + 'static>(
     listener: StdListener,
     port: P,
     begin: impl FnOnce() -> io::Result<mpsc::Receiver<&'static str>>,
-    tidy: impl Fn(&End) + 'static,
+    told: impl Fn(Turn<'_>) + 'static,
 ) -> io::Result<End> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -70,7 +81,7 @@ pub fn serve<P: Port + 'static>(
     let end = LocalSet::new().block_on(&runtime, async move {
         let listener = UnixListener::from_std(listener)?;
         let terminate = begin()?;
-        Ok(Server::new(port, tidy).run(listener, terminate).await)
+        Ok(Server::new(port, told).run(listener, terminate).await)
     });
     // A look at the device that hangs must not keep the process.
     runtime.shutdown_background();
@@ -79,25 +90,25 @@ pub fn serve<P: Port + 'static>(
 
 struct Server<P> {
     port: P,
-    tidy: Box<dyn Fn(&End)>,
+    told: Box<dyn Fn(Turn<'_>)>,
     stopping: Cell<bool>,
-    /// Told when a stop came to nothing: the loop, so that it watches for an unasked end again, and the
-    /// signals that wait for that stop.
+    /// Told when a stop came to nothing: the loop, so that it watches for an unasked end again.
     serving_again: Notify,
-    stop_failed: Notify,
+    /// How the stop that is under way came out, for whoever joins it.
+    outcome: watch::Sender<Option<Result<End, Failure>>>,
     ended: mpsc::Sender<End>,
 }
 
 impl<P: Port + 'static> Server<P> {
     #[expect(clippy::new_ret_no_self, reason = "the two ends of one thing")]
-    fn new(port: P, tidy: impl Fn(&End) + 'static) -> Running<P> {
+    fn new(port: P, told: impl Fn(Turn<'_>) + 'static) -> Running<P> {
         let (ended, end) = mpsc::channel(1);
         let server = Server {
             port,
-            tidy: Box::new(tidy),
+            told: Box::new(told),
             stopping: Cell::new(false),
             serving_again: Notify::new(),
-            stop_failed: Notify::new(),
+            outcome: watch::Sender::new(None),
             ended,
         };
         Running {
@@ -106,23 +117,30 @@ impl<P: Port + 'static> Server<P> {
         }
     }
 
-    /// Ends serving if nobody objects, and says how that came out.
-    async fn stop(&self, wish: Wish, progress: ProgressSink) -> Result<End, Failure> {
+    /// Ends serving if nobody objects, and says how that came out. A stop that is under way is joined; if
+    /// it comes to nothing, who wants more than it did tries again.
+    async fn stop(&self, wish: Wish, progress: ProgressSink) -> Result<Stopped, Failure> {
         while self.stopping.get() {
-            if !matches!(wish, Wish::Signal) {
-                return Err(Failure::failed("the array is being stopped already"));
+            let mut outcome = self.outcome.subscribe();
+            let changed = outcome.changed().await;
+            changed.expect("the sender lives as long as the server");
+            let result = outcome.borrow().clone();
+            match (result.expect("it has come out"), wish) {
+                (Ok(end), _) => return Ok(Stopped::Joined(end, outcome)),
+                (Err(failure), Wish::Polite) => return Err(failure),
+                (Err(_), Wish::Force | Wish::Signal) => {}
             }
-            // If the stop that is under way comes to nothing, the signal still wants the end.
-            self.stop_failed.notified().await;
         }
         self.stopping.set(true);
+        (self.told)(Turn::Stopping);
         let result = self.stop_alone(wish, progress).await;
         if result.is_err() {
             self.stopping.set(false);
+            (self.told)(Turn::Serving);
             self.serving_again.notify_one();
-            self.stop_failed.notify_waiters();
         }
-        result
+        self.outcome.send_replace(Some(result.clone()));
+        result.map(Stopped::First)
     }
 
     async fn stop_alone(&self, wish: Wish, progress: ProgressSink) -> Result<End, Failure> {
@@ -134,7 +152,10 @@ impl<P: Port + 'static> Server<P> {
             }
             (Wish::Force, Err(_)) => (Stop::Forced, None),
             (Wish::Polite, Ok(Claim::Used(users))) => {
-                return Err(Failure::refused(format!("the device is in use: {users}")));
+                return Err(Failure::refused(format!(
+                    "the device is in use: {users}; unmount or close it first, or stop --force (its users get \
+                     errors)"
+                )));
             }
             (Wish::Polite, Err(failure)) => return Err(failure),
             (Wish::Signal, Ok(Claim::Used(users))) => {
@@ -166,13 +187,38 @@ impl<P: Port + 'static> Server<P> {
             StopEnd::StoppedDirty(failure) => End::StoppedDirty(how, failure),
             StopEnd::StillServing(failure) => return Err(failure),
         };
-        (self.tidy)(&end);
+        (self.told)(Turn::Ended(&end));
         Ok(end)
     }
 
-    fn finish(&self, end: End) {
-        // It has room for one, and only one stop comes this far.
-        drop(self.ended.try_send(end));
+    /// Ends the process, once those that have joined were answered as well.
+    async fn finish(&self, stopped: Stopped) {
+        if let Stopped::First(end) = stopped {
+            // Who does not take his answer is not waited for.
+            drop(timeout(CLIENT_WAIT, self.outcome.closed()).await);
+            // It has room for one, and only one stop comes this far.
+            drop(self.ended.try_send(end));
+        }
+    }
+}
+
+/// A stop that came to its end.
+enum Stopped {
+    /// It was the one that did it, and ends the process.
+    First(End),
+    /// It joined that one, which waits until this receiver is dropped.
+    Joined(
+        End,
+        #[expect(dead_code, reason = "it is held, not used")]
+        watch::Receiver<Option<Result<End, Failure>>>,
+    ),
+}
+
+impl Stopped {
+    fn end(&self) -> &End {
+        match self {
+            Stopped::First(end) | Stopped::Joined(end, _) => end,
+        }
     }
 }
 
@@ -218,7 +264,7 @@ impl<P: Port + 'static> Running<P> {
                         continue;
                     }
                     let end = End::Died(failure);
-                    (server.tidy)(&end);
+                    (server.told)(Turn::Ended(&end));
                     return end;
                 }
                 () = server.serving_again.notified() => {}
@@ -263,7 +309,7 @@ impl<P: Port + 'static> Server<P> {
             }
         };
         match tokio::join!(self.stop(Wish::Signal, progress), log).0 {
-            Ok(end) => self.finish(end),
+            Ok(stopped) => self.finish(stopped).await,
             Err(failure) => tracing::error!("cannot end: {failure}"),
         }
     }
@@ -282,7 +328,12 @@ impl<P: Port + 'static> Server<P> {
                     return;
                 }
                 Ok(Request::Status) => match self.port.status().await {
-                    Ok(status) => Reply::Status(Box::new(status)),
+                    Ok(mut status) => {
+                        if self.stopping.get() {
+                            status.warnings.push("it is being stopped".to_owned());
+                        }
+                        Reply::Status(Box::new(status))
+                    }
                     Err(failure) => Reply::Error(failure),
                 },
                 Ok(Request::Sync) => {
@@ -297,8 +348,8 @@ impl<P: Port + 'static> Server<P> {
                     let (progress, reports) = ProgressSink::channel();
                     match tell(&mut writer, reports, self.stop(wish, progress)).await {
                         Err(failure) => Reply::Error(failure),
-                        Ok(end) => {
-                            let reply = match &end {
+                        Ok(stopped) => {
+                            let reply = match stopped.end() {
                                 End::Stopped(_) => Reply::Done {},
                                 End::StoppedDirty(_, failure) | End::Died(failure) => {
                                     Reply::Error(failure.clone())
@@ -306,7 +357,7 @@ impl<P: Port + 'static> Server<P> {
                             };
                             // The array has ended whether the other side still listens or not.
                             drop(write(&mut writer, &reply).await);
-                            self.finish(end);
+                            self.finish(stopped).await;
                             return;
                         }
                     }

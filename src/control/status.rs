@@ -7,6 +7,7 @@
 //! The JSON is a contract: names stay, new ones may come. A seq is a text, `epoch.counter`, for it has
 //! more bits than a JSON number is safe for.
 
+use crate::config::ArrayName;
 use crate::units::{Epoch, SEQ_COUNTER_BITS, Seq};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -86,6 +87,79 @@ pub struct Status {
     pub differs: Vec<Difference>,
     /// What an administrator should know before it becomes a problem.
     pub warnings: Vec<String>,
+}
+
+/// How an array stands.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Standing {
+    /// Its daemon answers.
+    Answers(Box<Status>),
+    /// Nobody does.
+    Unanswered(Unanswered),
+}
+
+impl Standing {
+    /// The array's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Standing::Answers(status) => &status.name,
+            Standing::Unanswered(array) => &array.name,
+        }
+    }
+}
+
+/// What is known of an array for which nobody answers: what a status says, as far as it goes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Unanswered {
+    /// The array's name.
+    pub name: String,
+    /// What there is instead.
+    pub state: Absence,
+    /// In words, and what to do.
+    pub reason: Option<String>,
+    /// The daemon, if there is one.
+    pub pid: Option<u32>,
+    /// The device, if it is known.
+    pub device: Option<DeviceStatus>,
+}
+
+impl Unanswered {
+    /// Nothing is known but the name.
+    pub fn of(name: &ArrayName) -> Unanswered {
+        Unanswered {
+            name: name.as_str().to_owned(),
+            state: Absence::Unknown,
+            reason: None,
+            pid: None,
+            device: None,
+        }
+    }
+}
+
+/// Why nobody answers for an array.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Absence {
+    /// Its daemon does not serve yet.
+    Starting,
+    /// Its daemon is on its way out.
+    Stopping,
+    /// There is no daemon, and whoever uses the device waits for one.
+    Waiting,
+    /// That cannot be found out.
+    Unknown,
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Absence::Starting => "STARTING",
+            Absence::Stopping => "STOPPING",
+            Absence::Waiting => "WAITING",
+            Absence::Unknown => "UNKNOWN",
+        })
+    }
 }
 
 /// The exposed device.
@@ -609,6 +683,42 @@ pub(crate) mod tests {
             serde_json::from_value::<Status>(json).expect("read back"),
             status
         );
+    }
+
+    /// An array whose daemon was killed.
+    pub(crate) fn waiting() -> Unanswered {
+        Unanswered {
+            state: Absence::Waiting,
+            reason: Some("no daemon; ujournal start CONFIG goes on".to_owned()),
+            device: Some(facts().device),
+            ..Unanswered::of(&"vol0".parse().expect("a name"))
+        }
+    }
+
+    #[test]
+    fn where_nobody_answers_the_json_has_names_and_places_of_a_status() {
+        let status = Standing::Answers(Box::new(Status::new(&facts(), live())));
+        let whole = serde_json::to_value(&status).expect("JSON");
+        let json = serde_json::to_value(Standing::Unanswered(waiting())).expect("JSON");
+        let object = json.as_object().expect("an object");
+        for (key, value) in object {
+            let kind = |value: &serde_json::Value| std::mem::discriminant(value);
+            assert!(
+                value.is_null() || kind(value) == kind(&whole[key]),
+                "{key}: {value}"
+            );
+        }
+        assert_eq!(json["state"], "WAITING");
+        assert_eq!(json["device"], whole["device"]);
+        for absence in [
+            Absence::Starting,
+            Absence::Stopping,
+            Absence::Waiting,
+            Absence::Unknown,
+        ] {
+            let word = serde_json::to_value(absence).expect("JSON");
+            assert_eq!(word, absence.to_string(), "one word everywhere");
+        }
     }
 
     #[test]

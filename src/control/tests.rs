@@ -8,8 +8,8 @@ use super::in_use::{Claim, DeviceHold};
 use super::port::{Command, Port, RingCommands, RingPort, Stop, StopEnd, ring_commands};
 use super::progress::{Progress, ProgressSink, Stage};
 use super::protocol::{REQUEST_BYTES_MAX, Reply};
-use super::run_dir::RunDir;
-use super::server::{End, serve};
+use super::run_dir::{Phase, RunDir};
+use super::server::{End, Turn, serve};
 use super::status::tests::{facts, live};
 use super::status::{Facts, Status};
 use crate::config::ArrayName;
@@ -122,6 +122,7 @@ fn io_thread(mut commands: RingCommands, manner: &Mutex<Manner>) -> Option<Stop>
                     drop(done.send(Ok(())));
                     return Some(how);
                 }
+                Command::StopWithdrawn => unreachable!("the device can be stopped"),
             }
         }
     }
@@ -162,15 +163,18 @@ fn daemon(manner: Manner) -> Daemon {
     let (terminate, signals) = mpsc::channel(1);
     let socket = run.socket(&name);
     let server = std::thread::spawn(move || {
-        let _lock = lock;
-        let tidy = move |_: &End| std::fs::remove_file(&socket).expect("it is there once");
+        let told = move |turn: Turn<'_>| match turn {
+            Turn::Stopping => lock.tell(Phase::Stopping),
+            Turn::Serving => lock.tell(Phase::Serving),
+            Turn::Ended(_) => std::fs::remove_file(&socket).expect("it is there once"),
+        };
         let port = RingPort::new(commands, move || io_handle.unpark());
         let array = Array {
             port,
             facts: facts(),
             manner: array_manner,
         };
-        serve(listener, array, || Ok(signals), tidy)
+        serve(listener, array, || Ok(signals), told)
     });
     Daemon {
         _folder: folder,
@@ -208,7 +212,7 @@ impl Daemon {
         );
         drop(self.terminate);
         let end = self.server.join().expect("no panic").expect("served");
-        self.manner.lock().expect("not poisoned").over = matches!(end, End::StoppedDirty(..));
+        self.manner.lock().expect("not poisoned").over |= matches!(end, End::StoppedDirty(..));
         (end, self.io.join().expect("no panic"))
     }
 }
@@ -241,7 +245,10 @@ fn a_stop_while_in_use_is_refused_and_a_forced_one_is_not() {
     });
     assert_eq!(
         daemon.stop().expect_err("refused"),
-        Failure::refused("array vol0: the device is in use: mounted on /mnt")
+        Failure::refused(
+            "array vol0: the device is in use: mounted on /mnt; unmount or close it first, or stop --force (its \
+             users get errors)"
+        )
     );
     daemon.client().status().expect("it serves as before");
     daemon
@@ -474,33 +481,66 @@ fn any_bytes_are_answered_and_the_daemon_goes_on() {
 }
 
 #[test]
-fn two_stops_at_once_do_not_meet() {
+fn whoever_asks_for_a_stop_while_one_is_under_way_gets_its_outcome() {
+    let ill = Failure::failed("a member is ill");
+    for (end, expected) in [
+        (StopEnd::Stopped, Ok(())),
+        (StopEnd::StoppedDirty(ill.clone()), Err(())),
+        (StopEnd::StillServing(ill), Err(())),
+    ] {
+        let goes_on = matches!(end, StopEnd::StillServing(_));
+        let daemon = daemon(Manner {
+            stop: Some(end),
+            stop_takes: Duration::from_millis(500),
+            ..Manner::default()
+        });
+        let results: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
+            let stops: Vec<_> = (0..8).map(|_| scope.spawn(|| daemon.stop())).collect();
+            std::thread::sleep(Duration::from_millis(200));
+            let phase = daemon.run.daemon(&daemon.name).expect("it lives").phase;
+            assert_eq!(phase, Phase::Stopping);
+            let status = daemon.client().status().expect("it still answers");
+            assert_eq!(status.warnings, ["it is being stopped"]);
+            stops
+                .into_iter()
+                .map(|stop| stop.join().expect("no panic"))
+                .collect()
+        });
+        for result in results {
+            let told = result.map_err(|failure| {
+                assert_eq!(failure.message, "array vol0: a member is ill");
+            });
+            assert_eq!(told, expected);
+        }
+        if goes_on {
+            let phase = daemon.run.daemon(&daemon.name).expect("it lives").phase;
+            assert_eq!(phase, Phase::Serving);
+            daemon.manner.lock().expect("not poisoned").stop = None;
+            daemon.stop().expect("stopped");
+        } else {
+            daemon.manner.lock().expect("not poisoned").over = true;
+        }
+        daemon.end();
+    }
+}
+
+#[test]
+fn a_forced_stop_does_not_give_up_with_the_polite_one_that_it_joined() {
     let daemon = daemon(Manner {
-        stop: Some(StopEnd::StillServing(Failure::failed("later"))),
+        stop: Some(StopEnd::StillServing(Failure::failed("a member is ill"))),
+        stop_takes: Duration::from_millis(300),
         ..Manner::default()
     });
-    let results: Vec<Failure> = std::thread::scope(|scope| {
-        let stops: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| daemon.stop().expect_err("not stopped")))
-            .collect();
-        stops
-            .into_iter()
-            .map(|stop| stop.join().expect("no panic"))
-            .collect()
+    std::thread::scope(|scope| {
+        scope.spawn(|| daemon.stop().expect_err("a member is ill"));
+        std::thread::sleep(Duration::from_millis(100));
+        let forced = daemon.client().stop(Force::Yes, &mut |_| {});
+        forced.expect("stopped");
     });
-    for failure in results {
-        assert!(
-            [
-                "array vol0: later",
-                "array vol0: the array is being stopped already"
-            ]
-            .contains(&failure.message.as_str()),
-            "{failure}"
-        );
-    }
-    daemon.manner.lock().expect("not poisoned").stop = None;
-    daemon.stop().expect("stopped");
-    daemon.end();
+    assert_eq!(
+        daemon.end(),
+        (End::Stopped(Stop::Forced), Some(Stop::Forced))
+    );
 }
 
 #[test]

@@ -8,9 +8,9 @@
 //!        |                           3. log               from here on everything is written down
 //!        |                           4. system::isolate   own mounts, memory locked, IO_FLUSHER
 //!        | <---- progress ---------- 5. bring up          recovery, the device: before this nothing is built
-//!        | <---- device paths ------ 6. link, socket
+//!        | <---- device paths ------ 6. what device it is, link, socket
 //!     prints them, exits             7. serve             until stopped, told to end, or dead
-//!                                    8. socket and link removed, exit
+//!                                    8. what would point to nothing removed, exit
 //! ```
 //!
 //! The process that stays is executed anew rather than forked: it begins with nothing but its
@@ -27,16 +27,18 @@ pub mod ready;
 pub mod spawn;
 pub mod system;
 
-use crate::config::Config;
+use crate::config::{ArrayName, Config};
 use crate::control::port::Port;
 use crate::control::progress::{Progress, ProgressSink, Stage};
-use crate::control::run_dir::RunDir;
-use crate::control::server::{self, End};
-use crate::control::status::Facts;
+use crate::control::run_dir::{DaemonLock, DeviceRecord, Phase, RunDir};
+use crate::control::server::{self, End, Turn};
+use crate::control::status::{DeviceStatus, Facts};
 use crate::outcome::Failure;
 use ready::{Ready, Started};
+use std::fs;
 use std::io;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -75,7 +77,7 @@ pub fn run<P: Port + 'static>(
         config.name,
         config.file.display()
     );
-    system::isolate()?;
+    let mounts = system::isolate()?;
 
     // Reports are told by a thread of their own, for bringing up waits for nobody.
     let (sink, mut reports) = ProgressSink::channel();
@@ -96,8 +98,20 @@ pub fn run<P: Port + 'static>(
         tracing::info!("start {line}");
     }
 
-    let (block, link) = (facts.device.block.clone(), facts.device.link.clone());
-    system::detach_mounts_of(&block);
+    let DeviceStatus { block, link, .. } = facts.device.clone();
+    if mounts == system::Mounts::Own {
+        system::detach_mounts_of(&block);
+    }
+    let record = DeviceRecord {
+        uuid: facts.uuid,
+        device: facts.device,
+    };
+    if let Err(error) = run_dir.record_device(&config.name, &record, &lock) {
+        tracing::warn!(
+            "{}: cannot be written: {error}; if this daemon dies, list does not know the device",
+            run_dir.device_file(&config.name).display()
+        );
+    }
     if let Err(error) = link::make(&link, &block) {
         // The array serves, and its own path works.
         tracing::warn!(
@@ -110,7 +124,6 @@ pub fn run<P: Port + 'static>(
         .listen(&config.name, &lock)
         .inspect_err(|failure| tracing::error!("{failure}"))?;
     let foreground = ready.is_foreground();
-    let socket = run_dir.socket(&config.name);
     let started = Started {
         block: block.clone(),
         link: link.clone(),
@@ -121,8 +134,20 @@ pub fn run<P: Port + 'static>(
         ready.started(&started);
         Ok(signals)
     };
-    let tidy = move |end: &End| tidy(end, &socket, &link, &block);
-    let end = server::serve(listener, port, begin, tidy);
+    let lock = Rc::new(lock);
+    let told = {
+        let (lock, run_dir, name) = (Rc::clone(&lock), run_dir.clone(), config.name.clone());
+        move |turn: Turn<'_>| match turn {
+            Turn::Stopping => lock.tell(Phase::Stopping),
+            Turn::Serving => lock.tell(Phase::Serving),
+            Turn::Ended(end) => {
+                lock.tell(Phase::Stopping);
+                log_end(end);
+                tidy(&run_dir, &name, &record.device, &lock);
+            }
+        }
+    };
+    let end = server::serve(listener, port, begin, told);
     drop(lock);
     match end {
         Ok(End::Stopped(_)) => Ok(()),
@@ -135,8 +160,7 @@ pub fn run<P: Port + 'static>(
     }
 }
 
-/// Removes what would point to nothing. The device itself is the business of the port.
-fn tidy(end: &End, socket: &Path, link: &Path, block: &Path) {
+fn log_end(end: &End) {
     match end {
         End::Stopped(how) => {
             tracing::info!("ended as asked ({how:?})");
@@ -148,14 +172,23 @@ fn tidy(end: &End, socket: &Path, link: &Path, block: &Path) {
             tracing::error!("cannot go on: {failure}");
         }
     }
-    if let Err(error) = std::fs::remove_file(socket) {
-        tracing::warn!("{}: cannot be removed: {error}", socket.display());
-    }
-    // A device that is left for a takeover keeps its link.
-    if !block.exists()
-        && let Err(error) = link::remove(link, block)
-    {
-        tracing::warn!("{}: cannot be removed: {error}", link.display());
+}
+
+/// Removes what would point to nothing, when an array is no longer served. The device itself is somebody
+/// else's business: one that is left for a takeover keeps its link, and what is written down of it.
+pub fn tidy(run_dir: &RunDir, name: &ArrayName, device: &DeviceStatus, _held: &DaemonLock) {
+    let removed = |path: &Path, result: io::Result<()>| match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("{}: cannot be removed: {error}", path.display());
+        }
+        Ok(()) | Err(_) => {}
+    };
+    let socket = run_dir.socket(name);
+    removed(&socket, fs::remove_file(&socket));
+    if !device.block.exists() {
+        removed(&device.link, link::remove(&device.link, &device.block));
+        let record = run_dir.device_file(name);
+        removed(&record, fs::remove_file(&record));
     }
 }
 

@@ -130,9 +130,11 @@ fn words(status: ExitStatus) -> String {
     }
 }
 
-/// The first steps of the process that stays: a session of its own, no folder held busy, and stdout,
-/// which is the pipe, out of the way of anything that prints.
+/// The first steps of the process that stays: its name, a session of its own, no folder held busy, and
+/// stdout, which is the pipe, out of the way of anything that prints.
 pub fn detach() -> io::Result<File> {
+    // The kernel has called it `exe`, after the path that it was executed by.
+    rustix::thread::set_name(c"ujournal")?;
     // If it leads a session already, it was not executed by `start`, and may stay in it.
     match rustix::process::setsid() {
         Ok(_) | Err(rustix::io::Errno::PERM) => {}

@@ -5,7 +5,9 @@
 //! **Mounts.** A process that dies while it is the last to see a filesystem on its own device waits for
 //! itself for ever. So the daemon has a mount namespace of its own, which follows the host's (slave, not
 //! private: otherwise a filesystem that holds a part could be unmounted under us) and in which nothing
-//! that lies on our device stays mounted.
+//! that lies on our device stays mounted. Where the host's mounts are not shared, as without systemd, none
+//! of that would follow: the daemon would keep every filesystem of the machine mounted. It stays in the
+//! host's namespace then, in which it is never the last.
 //!
 //! **Memory.** While the kernel writes to our device in order to free memory, we may not need memory
 //! ourselves: all of it is locked, now and later, and allocations of this process do not wait for
@@ -21,8 +23,33 @@ use rustix::thread::UnshareFlags;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Whose mounts the process sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mounts {
+    /// Its own, which follow the host's.
+    Own,
+    /// The host's.
+    Hosts,
+}
+
 /// Sets the process apart. To be called while it has one thread, or at least before any that counts.
-pub fn isolate() -> Result<(), Failure> {
+pub fn isolate() -> Result<Mounts, Failure> {
+    let mounts = isolate_mounts()?;
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        // The I/O thread insists on it for itself; here it only spares the control thread some waiting.
+        tracing::warn!("the control thread is no I/O flusher (CAP_SYS_RESOURCE): {error}");
+    }
+    rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).map_err(|error| {
+        Failure::failed(format!("cannot lock its memory (CAP_IPC_LOCK): {error}"))
+    })?;
+    Ok(mounts)
+}
+
+fn isolate_mounts() -> Result<Mounts, Failure> {
+    if !Kernel::running().mounts_are_shared() {
+        tracing::debug!("the mounts of this machine are not shared: no namespace of its own");
+        return Ok(Mounts::Hosts);
+    }
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: rustix::io::Errno| Failure::failed(format!("{what}: {error}"))
@@ -33,15 +60,10 @@ pub fn isolate() -> Result<(), Failure> {
         .map_err(failed("cannot have a mount namespace of its own"))?;
     let follow = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", follow).map_err(failed("cannot set its mounts apart"))?;
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        // The I/O thread insists on it for itself; here it only spares the control thread some waiting.
-        tracing::warn!("the control thread is no I/O flusher (CAP_SYS_RESOURCE): {error}");
-    }
-    rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)
-        .map_err(failed("cannot lock its memory (CAP_IPC_LOCK)"))
+    Ok(Mounts::Own)
 }
 
-/// Takes what is mounted from `device`, or from something on top of it, out of this process's mounts.
+/// Takes what is mounted from `device`, or from something on top of it, out of this process's own mounts.
 /// Elsewhere it stays mounted.
 pub fn detach_mounts_of(device: &Path) {
     let Some(number) = device_at(device) else {

@@ -46,13 +46,15 @@ pub struct PartLimits {
     pub max_segments: u64,
     /// Moving between two places takes milliseconds.
     pub rotational: bool,
-    /// It can write through its cache.
+    /// It can write through its cache, on every disk that it is made of.
     pub fua: bool,
     /// What completion means.
     pub write_cache: WriteCache,
-    /// A DSYNC write is a flush of all that completed before it: true only where the kernel says that
-    /// the disk has a volatile cache and cannot write through it. Unlike `fua`, which is false where
-    /// nothing is known, this is false there because durability rests on it.
+    /// A DSYNC write is a flush of all that completed before it: true only where the block layer itself
+    /// makes a flush of it, for a disk that has a volatile cache and cannot write through it. A stack of
+    /// disks (device mapper, md) hands it to the one disk that it lands on, and flushes none of the others.
+    /// Unlike `fua`, which is false where nothing is known, this is false there because durability rests
+    /// on it.
     pub dsync_flushes_earlier_writes: bool,
     /// A range becomes zeroes without being written.
     pub zeroes_without_writing: bool,
@@ -75,6 +77,8 @@ pub struct QueueTexts {
     pub fua: Option<String>,
     /// `write back` or `write through`.
     pub write_cache: Option<String>,
+    /// [`Kernel::is_request_based`].
+    pub request_based: bool,
     /// 0 if a range cannot be zeroed without writing it.
     pub write_zeroes_max_bytes: Option<String>,
     /// In bytes; 0 if space cannot be given back.
@@ -92,6 +96,7 @@ impl QueueTexts {
             rotational: read("rotational"),
             fua: read("fua"),
             write_cache: read("write_cache"),
+            request_based: kernel.is_request_based(number),
             write_zeroes_max_bytes: read("write_zeroes_max_bytes"),
             discard_granularity: read("discard_granularity"),
         }
@@ -111,7 +116,8 @@ impl PartLimits {
             .and_then(|kib| kib.checked_mul(KIB))
             .unwrap_or(MAX_IO_UNKNOWN);
         let in_segments = max_segments.saturating_mul(FRAME);
-        let fua = flag(&texts.fua);
+        // What a stack of disks says of itself need not hold for each of them.
+        let fua = flag(&texts.fua).filter(|_| texts.request_based);
         let write_cache = match texts.write_cache.as_deref().map(str::trim) {
             Some("write through" | "none") => Some(WriteCache::WriteThrough),
             Some("write back") => Some(WriteCache::WriteBack),
@@ -336,6 +342,7 @@ mod tests {
             max_segments: text(segments),
             rotational: text("0"),
             fua: text(fua),
+            request_based: true,
             write_cache: text(cache),
             write_zeroes_max_bytes: text("0"),
             discard_granularity: text("4096"),
@@ -382,6 +389,21 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_of_disks_is_not_believed_what_it_says_of_durable_writes() {
+        for fua in ["0", "1"] {
+            let stacked = QueueTexts {
+                request_based: false,
+                ..texts("1280", "256", fua, "write back")
+            };
+            let limits = PartLimits::of_block_device(&stacked);
+            assert!(
+                !limits.dsync_flushes_earlier_writes && !limits.fua,
+                "fua {fua}"
+            );
+        }
+    }
+
+    #[test]
     fn a_disk_that_says_nothing_gets_the_careful_limits() {
         let expected = PartLimits {
             block_size: 4096,
@@ -409,6 +431,7 @@ mod tests {
             max_segments: text("127\n"),
             rotational: text("1\n"),
             fua: text("1\n"),
+            request_based: true,
             write_cache: text("write through\n"),
             write_zeroes_max_bytes: text("131072\n"),
             discard_granularity: text("65536\n"),

@@ -24,7 +24,8 @@
 //!    that has taken the place of one that was not copied is durable.
 //! 5. Ring space is written again only when the tail beyond it is durable.
 //! 6. The head never runs further than one span beyond the last durable anchor.
-//! 7. After a failed flush or a journal that cannot be written, nothing more is promised.
+//! 7. After a failed flush or a journal that cannot be written, nothing more is promised; and while it is
+//!    served nobody but the engine flushes a part, or it would not hear of the failure.
 
 mod commit;
 pub mod extent_map;
@@ -75,6 +76,15 @@ pub enum Close {
     Stop,
     /// What was answered is made durable; another process goes on.
     Handover,
+}
+
+/// Whether writers wait for members that return errors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Patience {
+    /// As long as `stall_timeout` says.
+    AsSet,
+    /// Not at all: the array is to end.
+    None,
 }
 
 /// What an engine can still do.
@@ -161,6 +171,7 @@ pub struct Engine {
     ended: Vec<(IoId, Result<u64, Errno>)>,
     condition: Condition,
     closing: Option<Close>,
+    patience: Patience,
     /// Replay is wanted up to here, whatever the triggers say.
     sync_through: Seq,
     /// Work was cut short to keep this turn bounded.
@@ -224,6 +235,7 @@ impl Engine {
             ended: Vec::with_capacity(usize::from(settings.ios)),
             condition: recovered.condition,
             closing: None,
+            patience: Patience::AsSet,
             sync_through: Seq::NONE,
             again: false,
             counters: Counters::default(),
@@ -281,7 +293,7 @@ impl Engine {
                 Purpose::Load => self.load_ended(result),
                 Purpose::Home => self.home_write_ended(result),
                 Purpose::HomeZeroes(space) => self.zeroing_ended(part, space, result),
-                Purpose::MemberFlush => self.member_flush_ended(result),
+                Purpose::MemberFlush => self.member_flush_ended(port, part, result),
             }
         }
         self.ended = ended;
@@ -316,7 +328,12 @@ impl Engine {
     /// From now on writers that wait for a member which returns errors are told at once, whatever
     /// `stall_timeout` says.
     pub fn wait_no_longer_for_members(&mut self) {
-        self.settings.stall_timeout = Some(Duration::ZERO);
+        self.patience = Patience::None;
+    }
+
+    /// The opposite: from now on they wait again as `stall_timeout` says.
+    pub fn wait_for_members(&mut self) {
+        self.patience = Patience::AsSet;
     }
 
     /// Ends the engine; [`Engine::is_closed`] says when it is over. No request may follow a `Stop`;

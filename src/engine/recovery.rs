@@ -4,8 +4,8 @@
 //! scan finds. The caller holds the locks on every part, so that nothing of a dead life is still on its
 //! way ([`crate::disk`]), and has begun the takeover of a live device if there is one.
 //!
-//! 1. Flush the journal. Only then does "it was read" imply "it is durable" (the daemon may have died
-//!    without the machine).
+//! 1. Flush every part. Only then does "it was read" imply "it is durable": the daemon may have died
+//!    without the machine, and superblocks are believed as well as records.
 //! 2. Scan: which records count.
 //! 3. Begin a life: raise the epoch on every part.
 //! 4. Make room for a START record and for a life behind it, by replaying, if there is too little.
@@ -131,6 +131,16 @@ pub enum RecoveryError {
     /// All epochs are used up.
     #[error(transparent)]
     Begin(#[from] BeginError),
+    /// The journal's part is older than the others.
+    #[error(
+        "{journal} does not know that life {epoch} of the array ended in a stop, all other parts do: it is an old copy"
+    )]
+    JournalNotStopped {
+        /// The part.
+        journal: String,
+        /// The life.
+        epoch: Epoch,
+    },
     /// A payload that was valid a moment ago is not any more.
     #[error("the journal changed while it was replayed: frame at ring offset {0}")]
     Changed(u64),
@@ -143,7 +153,10 @@ pub enum RecoveryError {
 pub fn inspect(set: &mut Set, on_read: &mut dyn FnMut(u64, u64)) -> Result<Report, RecoveryError> {
     let mut kept = Kept::new(set, 0);
     let found = kept.scan(set, on_read)?;
-    Ok(kept.report(set, &found, set.journal().epoch))
+    // A start would need one.
+    let epoch = set.journal().epoch;
+    epoch.next().ok_or(BeginError::OutOfEpochs)?;
+    Ok(kept.report(set, &found, epoch))
 }
 
 /// Brings an array up for a new life, with room for `extents` in the map and rounds of `round` bytes.
@@ -159,9 +172,8 @@ pub fn open(
     on_read: &mut dyn FnMut(u64, u64),
 ) -> Result<(Recovered, Report), RecoveryError> {
     // 1. Flush before belief.
-    let journal_parts: Vec<_> = set.geometry.journal_parts().collect();
-    for part in &journal_parts {
-        set.disks[part.index()].flush()?;
+    for disk in &mut set.disks {
+        disk.flush()?;
     }
     // 2. Which records count?
     let mut kept = Kept::new(set, round);
@@ -206,7 +218,8 @@ pub fn open(
     }
     // 5. START: durable before anything is served. What was dropped is now behind it for good.
     let head = write_start(set, epoch, &found, tail)?;
-    for part in &journal_parts {
+    let journal_parts: Vec<_> = set.geometry.journal_parts().collect();
+    for part in journal_parts {
         set.disks[part.index()].flush()?;
     }
     // 6. The anchor of this life, in the older copy.
@@ -364,7 +377,17 @@ impl Kept {
             span: anchor_span(ring_size),
         };
         let mut keep = |pos: Pos, record: &Record| self.keep(pos, record, ring_size);
-        Ok(scan(&mut set.disks, &scope, &mut keep, on_read)?)
+        let found = scan(&mut set.disks, &scope, &mut keep, on_read)?;
+        // A stop closes the anchor before it marks the other parts.
+        let was_stopped = found.anchor.closed == Closed::Yes && found.anchor.epoch == scope.epoch;
+        if set.only_journal_is_dirty() && found.both_anchors && !was_stopped {
+            let part = set.geometry.journal_part();
+            return Err(RecoveryError::JournalNotStopped {
+                journal: set.disks[part.index()].name(),
+                epoch: set.journal().epoch,
+            });
+        }
+        Ok(found)
     }
 
     fn keep(&mut self, pos: Pos, record: &Record, ring_size: u64) {
@@ -622,7 +645,9 @@ mod tests {
             self.0.flush()
         }
         fn zero(&mut self, offset: Offset, len: u64) -> Result<(), DiskError> {
-            self.0.write(offset, &vec![FREED; to_usize(len)])
+            let mut freed = AlignedBuffer::zeroed(to_usize(len));
+            freed.fill(FREED);
+            self.0.write(offset, &freed)
         }
         fn name(&self) -> String {
             self.0.name()

@@ -599,12 +599,22 @@ impl Engine {
         *left -= 1;
     }
 
-    pub(super) fn member_flush_ended(&mut self, result: Result<(), Errno>) {
+    pub(super) fn member_flush_ended(
+        &mut self,
+        port: &mut impl Port,
+        part: PartIndex,
+        result: Result<(), Errno>,
+    ) {
         if result.is_err() {
             // What it covered may be gone: all of the round is written again before the next flush.
             self.counters.member_flush_errors += 1;
             self.replay.failed = true;
-            self.degrade();
+            if self.settings.parts[part.index()].shares_journal_disk {
+                // And records that were written since the last flush may be gone with it (invariant 7).
+                self.fail(port);
+            } else {
+                self.degrade();
+            }
         }
         let Stage::Flushing { left, .. } = &mut self.replay.stage else {
             unreachable!("member flushes end before {:?}", self.replay.stage)

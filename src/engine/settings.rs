@@ -18,6 +18,9 @@ pub struct PartLimits {
     pub zeroes: bool,
     /// What a durable write does beside making itself durable.
     pub sync: SyncWrite,
+    /// For a member: whether the disk that it lies on also holds some of a detached journal, in another
+    /// partition or file. Then a flush of it that fails leaves the journal no surer than the member.
+    pub shares_journal_disk: bool,
 }
 
 /// What a durable write does beside making itself durable, and what its failure means.

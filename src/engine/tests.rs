@@ -145,6 +145,7 @@ fn settings(parts: usize, dice: &mut Dice) -> Settings {
         segments_max: 1 + usize::try_from(dice.below(8)).unwrap(),
         zeroes: true,
         sync: [SyncWrite::Alone, SyncWrite::Flushes, SyncWrite::Unknown][to_usize(dice.below(3))],
+        shares_journal_disk: false,
     };
     Settings {
         queue_depth: 8,

@@ -6,7 +6,7 @@
 //! ```text
 //!   label   every part `forming` | anchors | every part `ready`
 //!   start   journal: epoch E+1, members_at as known | members: epoch E+1, dirty | journal: members_at E+1
-//!   stop    members: clean | anchor: closed | journal: clean
+//!   stop    anchor: closed | members: clean | journal: clean
 //! ```
 //!
 //! A journal is stale iff some member's epoch is greater than its own; a member is stale iff its epoch is
@@ -20,7 +20,7 @@ use super::superblock::{Cleanliness, Health, Marks, Phase, Role, Superblock, Sup
 use super::{ArrayUuid, FRAME_LEN};
 use crate::disk::buffer::AlignedBuffer;
 use crate::disk::{Disk, DiskError};
-use crate::units::{Epoch, FRAME, PartIndex, Seq};
+use crate::units::{Epoch, FRAME, Offset, PartIndex, Seq};
 
 /// The parts of one array, in the order of [`PartIndex`], with what their superblocks say.
 pub struct Set {
@@ -175,6 +175,16 @@ pub enum AssembleError {
         found: Epoch,
         /// What the journal says that it had begun.
         expected: Epoch,
+    },
+    /// A member does not know that the array was stopped.
+    #[error(
+        "{member} does not know that life {epoch} of the array ended in a stop, all other parts do: it is an old copy"
+    )]
+    MemberNotStopped {
+        /// The member.
+        member: String,
+        /// The life.
+        epoch: Epoch,
     },
     /// Features that this version cannot write.
     #[error(
@@ -475,8 +485,30 @@ impl Set {
                     expected: known.members_at,
                 });
             }
+            // The journal's part is the last that is marked clean and the first that is marked dirty.
+            if known.cleanliness == Cleanliness::Clean
+                && sb.cleanliness == Cleanliness::Dirty
+                && sb.epoch == known.epoch
+            {
+                return Err(AssembleError::MemberNotStopped {
+                    member,
+                    epoch: sb.epoch,
+                });
+            }
         }
         Ok(())
+    }
+
+    /// Whether all parts but the journal's know of a stop that the journal's does not: it came to its last
+    /// step only, or that part is an old copy. What the anchor says tells which.
+    pub fn only_journal_is_dirty(&self) -> bool {
+        let known = self.journal();
+        let others = self.others();
+        let is_clean = |part: &PartIndex| {
+            let sb = &self.superblocks[part.index()];
+            sb.cleanliness == Cleanliness::Clean && sb.epoch == known.epoch
+        };
+        known.cleanliness == Cleanliness::Dirty && !others.is_empty() && others.iter().all(is_clean)
     }
 
     /// Whether everything that was acknowledged is at home: every part says so for the same epoch.
@@ -530,24 +562,41 @@ impl Set {
     /// If a disk does not take it; then the array stays dirty.
     pub fn end_life(&mut self, anchor: &Anchor, copy: usize) -> Result<(), DiskError> {
         let others = self.others();
-        // A crash after any of these steps leaves an array that is dirty and has nothing to replay.
-        self.update(&others, |sb| sb.cleanliness = Cleanliness::Clean)?;
+        // A crash after any of these steps leaves an array that is dirty and has nothing to replay. In this
+        // order an old copy of any part is known by what the other parts say.
         write_anchor(&mut self.disks, &self.geometry, anchor, copy)?;
+        self.update(&others, |sb| sb.cleanliness = Cleanliness::Clean)?;
         let journal = [self.geometry.journal_part()];
         self.update(&journal, |sb| sb.cleanliness = Cleanliness::Clean)
     }
 
-    /// Records the array's health on every part that still takes it; returns the parts that do not.
-    pub fn record_health(&mut self, health: Health, seq: Seq) -> Vec<(PartIndex, DiskError)> {
-        let mut failed = Vec::new();
-        for part in self.parts() {
-            let result = self.update(&[part], |sb| {
-                sb.health = health;
-                sb.health_seq = seq;
-            });
-            failed.extend(result.err().map(|error| (part, error)));
-        }
-        failed
+    /// Notes that the array's health has become worse, and returns what must be done on each part, in this
+    /// order, for the next start to know it. On a part that is ill it may take long.
+    ///
+    /// While an engine believes its flushes, whoever else flushes one of its parts may be told of a failure
+    /// that was meant for the engine, whose own flush then succeeds. So with [`Flushes::TheEngines`] one copy
+    /// is written and nothing flushed: it becomes durable with the engine's next flush, and the other copy
+    /// stays as it is.
+    pub fn note_health(&mut self, health: Health, seq: Seq, flushes: Flushes) -> Vec<Vec<Step>> {
+        let note = |sb: &mut Superblock| {
+            sb.health = health;
+            sb.health_seq = seq;
+            sb.generation += 1;
+            let places = superblock_places(sb.part_size);
+            let write = |copy: usize| {
+                let mut buffer = AlignedBuffer::zeroed(FRAME_LEN);
+                buffer.copy_from_slice(&sb.encode());
+                Step::Write(places[copy], buffer)
+            };
+            match flushes {
+                Flushes::TheEngines => vec![write(0)],
+                // The first copy may have been written as above, and be volatile still.
+                Flushes::Anybodys => {
+                    vec![Step::Flush, write(1), Step::Flush, write(0), Step::Flush]
+                }
+            }
+        };
+        self.superblocks.iter_mut().map(note).collect()
     }
 
     /// Changes the superblocks of `parts`, together: one copy of each, a flush, the other ones, a flush.
@@ -565,7 +614,13 @@ impl Set {
     ) -> Result<(), DiskError> {
         let mut firsts = Vec::with_capacity(parts.len());
         for part in parts {
-            firsts.push(self.copy_behind(*part));
+            let copies = self.copies(*part);
+            if copies != Copies::Equal {
+                // Whoever wrote the newer one may have died before it was durable. If the power goes while
+                // the other one is written, it is the only one.
+                self.disks[part.index()].flush()?;
+            }
+            firsts.push(usize::from(copies == Copies::FirstNewer));
             let sb = &mut self.superblocks[part.index()];
             change(sb);
             sb.generation += 1;
@@ -586,17 +641,18 @@ impl Set {
         Ok(())
     }
 
-    /// Which copy of a part's superblock is older than the newest, or cannot be read; if neither is,
-    /// the first.
-    fn copy_behind(&mut self, part: PartIndex) -> usize {
+    /// How the copies of a part's superblock stand to each other. One that cannot be read is older.
+    fn copies(&mut self, part: PartIndex) -> Copies {
         let newest = &self.superblocks[part.index()];
         let is_newest = |copy: &Result<Superblock, SuperblockError>| {
             copy.as_ref()
                 .is_ok_and(|sb| sb.generation == newest.generation)
         };
-        match read_copies(self.disks[part.index()].as_mut()) {
-            Ok([first, second]) => usize::from(is_newest(&first) && !is_newest(&second)),
-            Err(_) => 0,
+        let copies = read_copies(self.disks[part.index()].as_mut());
+        match copies.map(|copies| copies.each_ref().map(is_newest)) {
+            Ok([true, true]) => Copies::Equal,
+            Ok([true, false]) => Copies::FirstNewer,
+            Ok([false, _]) | Err(_) => Copies::SecondNewer,
         }
     }
 
@@ -614,6 +670,32 @@ impl Set {
         }
         Ok(())
     }
+}
+
+/// How the two copies of a superblock stand to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Copies {
+    Equal,
+    FirstNewer,
+    SecondNewer,
+}
+
+/// Who may flush the parts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flushes {
+    /// The engine that serves them, and nobody else.
+    TheEngines,
+    /// Anybody: no engine believes a flush any more.
+    Anybodys,
+}
+
+/// A step of a change that somebody else carries out: [`Set::note_health`].
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Write this there.
+    Write(Offset, AlignedBuffer),
+    /// Make durable what was written.
+    Flush,
 }
 
 /// Why a new life could not be begun.

@@ -20,6 +20,7 @@ pub use processes::{Life, Opening, Process};
 
 use crate::units::SECTOR;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -113,11 +114,52 @@ impl Kernel {
     /// One file of the device's `queue` folder, which only whole disks have: a partition's limits are
     /// those of its disk.
     pub fn queue_text(&self, number: DeviceNumber, file: &str) -> Option<String> {
+        text(&self.whole(number)?.join("queue").join(file))
+    }
+
+    /// Whether the block layer itself turns requests for durability into flushes for this device, or the
+    /// disk that it is a partition of. Where it does not (device mapper, md, bcache), they go to the driver
+    /// as they are, and reach one of the disks below.
+    pub fn is_request_based(&self, number: DeviceNumber) -> bool {
+        self.whole(number)
+            .is_some_and(|folder| folder.join("mq").is_dir())
+    }
+
+    /// The disks that a part lies on in the end, below partitions, device mapper, md, loop devices and
+    /// filesystems. What cannot be followed any further counts as a disk.
+    pub fn disks_below(&self, identity: Identity) -> BTreeSet<DeviceNumber> {
+        let mut disks = BTreeSet::new();
+        self.collect_disks(identity, STACK_MAX, &mut disks);
+        disks
+    }
+
+    fn collect_disks(&self, identity: Identity, depth: usize, disks: &mut BTreeSet<DeviceNumber>) {
+        let (Identity::Device(number)
+        | Identity::File {
+            filesystem: number, ..
+        }) = identity;
+        let folder = self.whole(number);
+        let below = folder.as_deref().map_or_else(Vec::new, below);
+        match depth.checked_sub(1) {
+            Some(depth) if !below.is_empty() => {
+                for lower in below {
+                    self.collect_disks(lower, depth, disks);
+                }
+            }
+            Some(_) | None => {
+                let whole = folder.and_then(|folder| text(&folder.join("dev"))?.parse().ok());
+                disks.insert(whole.unwrap_or(number));
+            }
+        }
+    }
+
+    /// The folder of a disk, or of the disk that a partition is on.
+    fn whole(&self, number: DeviceNumber) -> Option<PathBuf> {
         let mut folder = self.device_folder(number)?;
         if folder.join("partition").exists() {
             folder.pop();
         }
-        text(&folder.join("queue").join(file))
+        Some(folder)
     }
 
     /// Where a partition lies; `None` for a whole disk.
@@ -223,6 +265,18 @@ fn is_above(upper: &Path, lower: &Path, depth: usize) -> bool {
         .any(|slave| is_above(&slave, lower, depth))
 }
 
+/// What the disk in this folder is built on, directly.
+fn below(folder: &Path) -> Vec<Identity> {
+    let slaves = entries(&folder.join("slaves"));
+    let slaves = slaves
+        .iter()
+        .filter_map(|slave| Some(Identity::Device(text(&slave.join("dev"))?.parse().ok()?)));
+    let backing = bytes(&folder.join("loop/backing_file"))
+        .and_then(|path| fs::metadata(path_from(path.trim_ascii_end())).ok())
+        .and_then(|metadata| Identity::of(&metadata).ok());
+    slaves.chain(backing).collect()
+}
+
 /// The block device that a path leads to.
 pub fn device_at(path: &Path) -> Option<DeviceNumber> {
     match Identity::of(&fs::metadata(path).ok()?) {
@@ -312,7 +366,7 @@ pub(crate) mod layout {
 
     /// The folder and the kernel that is read from it.
     pub(crate) struct Machine {
-        folder: tempfile::TempDir,
+        pub(super) folder: tempfile::TempDir,
     }
 
     impl Machine {
@@ -496,6 +550,72 @@ mod tests {
             );
         }
         assert_eq!(kernel.queue_text(number("8:0"), "fua"), None);
+    }
+
+    #[test]
+    fn only_a_disk_with_queues_of_its_own_is_request_based() {
+        let machine = Machine::empty();
+        machine
+            .disk("sda", "8:0")
+            .partition("sda", "sda1", "8:1", 2048)
+            .disk("dm-0", "253:0");
+        machine.file("sys/devices/pci/block/sda/mq/0/nr_tags", "64\n");
+        let kernel = machine.kernel();
+        for (device, expected) in [
+            ("8:0", true),
+            ("8:1", true),
+            ("253:0", false),
+            ("7:0", false),
+        ] {
+            let found = kernel.is_request_based(number(device));
+            assert_eq!(found, expected, "{device}");
+        }
+    }
+
+    #[test]
+    fn a_part_lies_on_the_disks_at_the_bottom() {
+        let machine = Machine::empty();
+        machine
+            .disk("sda", "8:0")
+            .partition("sda", "sda1", "8:1", 2048)
+            .partition("sda", "sda2", "8:2", 4096)
+            .disk("sdb", "8:16")
+            .disk("dm-0", "253:0")
+            .disk("dm-1", "253:1");
+        let home = |name: &str| {
+            machine
+                .folder
+                .path()
+                .join("sys/devices/pci/block")
+                .join(name)
+        };
+        machine.link("sys/devices/pci/block/dm-0/slaves/sda2", &home("sda/sda2"));
+        machine.link("sys/devices/pci/block/dm-0/slaves/sdb", &home("sdb"));
+        machine.link("sys/devices/pci/block/dm-1/slaves/dm-0", &home("dm-0"));
+        // A file of this machine, whose filesystem the laid out one knows as dm-1's.
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let Ok(Identity::File { filesystem, .. }) =
+            Identity::of(&image.as_file().metadata().unwrap())
+        else {
+            panic!("a file")
+        };
+        machine.link(&format!("sys/dev/block/{filesystem}"), &home("dm-1"));
+        machine.loop_device("loop0", "7:0", image.path(), 0);
+        let kernel = machine.kernel();
+        let below = |identity| kernel.disks_below(identity);
+        let device = |text| Identity::Device(number(text));
+        let (sda, sdb) = (number("8:0"), number("8:16"));
+        assert_eq!(below(device("8:1")), [sda].into());
+        assert_eq!(below(device("8:16")), [sdb].into());
+        assert_eq!(below(device("253:1")), [sda, sdb].into());
+        assert_eq!(below(device("7:0")), [sda, sdb].into());
+        let file = Identity::File {
+            filesystem,
+            inode: 5,
+        };
+        assert_eq!(below(file), [sda, sdb].into());
+        // What sysfs does not know, such as a filesystem in memory, is its own disk.
+        assert_eq!(below(device("0:44")), [number("0:44")].into());
     }
 
     #[test]

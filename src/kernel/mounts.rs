@@ -16,12 +16,21 @@ pub struct Mount {
     pub point: PathBuf,
     /// What was mounted, as it was given then.
     pub source: PathBuf,
+    /// Whether mount namespaces that were made from this one follow it.
+    pub shared: bool,
 }
 
 impl Kernel {
     /// The mounts that this process sees, in the order in which they were made.
     pub fn own_mounts(&self) -> Vec<Mount> {
         parse_mountinfo(&bytes(&self.path("proc/self/mountinfo")).unwrap_or_default())
+    }
+
+    /// Whether a mount namespace that this process makes would follow what is mounted and unmounted here.
+    pub fn mounts_are_shared(&self) -> bool {
+        let mounts = self.own_mounts();
+        let root = mounts.iter().rfind(|mount| mount.point == Path::new("/"));
+        root.is_some_and(|root| root.shared)
     }
 
     /// Where one of `devices` is mounted: in our view of the mounts first, then in every other.
@@ -109,11 +118,17 @@ fn source_device(mount: &Mount) -> Option<DeviceNumber> {
 fn parse_mountinfo(text: &[u8]) -> Vec<Mount> {
     let parse = |line: &[u8]| {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-        let dash = fields.iter().position(|field| *field == b"-")?;
+        let dash = fields
+            .iter()
+            .position(|field| *field == b"-")
+            .filter(|dash| *dash >= 6)?;
         Some(Mount {
             device: std::str::from_utf8(fields.get(2)?).ok()?.parse().ok()?,
             point: unescaped(fields.get(4)?),
             source: unescaped(fields.get(dash + 2)?),
+            shared: fields[6..dash]
+                .iter()
+                .any(|field| field.starts_with(b"shared:")),
         })
     };
     text.split(|byte| *byte == b'\n')
@@ -139,6 +154,22 @@ mod tests {
         assert!(hidden(&machine).contains("sys/dev/block: "));
         machine.disk("sda", "8:0");
         machine.kernel().check_visible().unwrap();
+    }
+
+    #[test]
+    fn mounts_are_shared_if_the_root_is() {
+        for (options, expected) in [("shared:1 ", true), ("", false), ("master:1 ", false)] {
+            let machine = Machine::empty();
+            machine.file(
+                "proc/self/mountinfo",
+                format!(
+                    "21 1 8:1 / / rw {options}- ext4 /dev/sda rw\n\
+                     22 21 8:2 / /mnt rw shared:9 - ext4 /dev/sdb rw\n"
+                ),
+            );
+            assert_eq!(machine.kernel().mounts_are_shared(), expected, "{options}");
+        }
+        assert!(!Machine::empty().kernel().mounts_are_shared());
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //!
 //! * [`server`]: what runs on the queue thread
 //! * [`plane`]: what runs on the control thread and ends the array
+//! * `health`: recording that the array has become worse
 //! * `meter`: counts and latencies
 
+mod health;
 mod meter;
 pub mod plane;
 pub mod server;
@@ -11,6 +13,7 @@ pub mod server;
 use crate::control::status::Facts;
 use crate::journal::assemble::Set;
 use crate::ublk::Serving;
+use std::os::fd::OwnedFd;
 
 /// An array that is being served.
 #[derive(Debug)]
@@ -19,6 +22,8 @@ pub struct Running {
     pub serving: Serving<server::ArrayServer>,
     /// The parts, for what is written when it ends.
     pub set: Set,
+    /// The parts' descriptors, for what is written meanwhile.
+    pub files: Vec<OwnedFd>,
     /// What does not change while it runs.
     pub facts: Facts,
 }

@@ -8,17 +8,18 @@
 //!                                                          the device stays for a takeover
 //! ```
 //!
-//! All on one thread. Superblocks are written from here, with blocking calls: when the array's health
-//! changes, and at the end. What is in flight then holds the parts' locks, as the fence asks.
+//! All on one thread, which waits for no disk while the array is served. Superblocks are written from here:
+//! when the array's health becomes worse (`health`), and at the end.
 
 use super::Running;
+use super::health::Recorder;
 use crate::control::in_use::{Claim, DeviceHold, claim_elsewhere};
 use crate::control::port::{Port, RingPort, Stop, StopEnd};
 use crate::control::progress::ProgressSink;
 use crate::control::status::{Facts, State, Status};
 use crate::engine::recovery;
 use crate::engine::{Close, Condition, Engine};
-use crate::journal::assemble::Set;
+use crate::journal::assemble::{Flushes, Set};
 use crate::journal::superblock::Health;
 use crate::outcome::{Failure, sentence};
 use crate::serve::server::{ArrayServer, reason};
@@ -27,7 +28,7 @@ use crate::units::Seq;
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 /// How often the array's health is looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(250);
@@ -39,6 +40,8 @@ pub struct Plane {
     facts: Facts,
     serving: RefCell<Option<Serving<ArrayServer>>>,
     set: RefCell<Set>,
+    /// Held by whoever writes superblocks.
+    recorder: Mutex<Recorder>,
     /// Becomes true when the queue thread has ended.
     ended: watch::Receiver<bool>,
     /// An end was asked for: that the thread ends is no surprise.
@@ -53,6 +56,7 @@ impl Plane {
             facts: running.facts,
             serving: RefCell::new(Some(running.serving)),
             set: RefCell::new(running.set),
+            recorder: Mutex::new(Recorder::new(running.files)),
             ended,
             ending: Cell::new(false),
         }
@@ -70,30 +74,40 @@ impl Plane {
     }
 
     /// Writes down, on every part that still takes it, that the array's health has become worse.
-    fn record_health(&self, health: Health, seq: Seq, reason: Option<&str>) {
-        let mut set = self.set.borrow_mut();
-        if set.health() >= health {
+    async fn record_health(
+        &self,
+        health: Health,
+        seq: Seq,
+        reason: Option<&str>,
+        flushes: Flushes,
+    ) {
+        let recorder = self.recorder.lock().await;
+        if self.set.borrow().health() >= health {
             return;
         }
         let reason = reason.unwrap_or("unknown");
-        tracing::error!(%health, reason, "the array's health has changed; `ujournal check` says what is affected");
-        for (part, error) in set.record_health(health, seq) {
+        tracing::error!(%health, reason, "the array's health has changed");
+        let steps = self.set.borrow_mut().note_health(health, seq, flushes);
+        for (part, error) in recorder.record(steps).await {
+            let name = &self.facts.parts[part.index()].path;
             tracing::error!(
-                part = part.0,
-                "the state cannot be recorded there: {}",
-                sentence(&error)
+                "{}: the state cannot be recorded there: {error}",
+                name.display()
             );
         }
     }
 
-    /// The same for the end of an array, which nobody watches any more.
-    fn record_last_health(&self, engine: &Engine) {
+    /// The same for the end of an array, which nobody watches any more. Nothing else writes superblocks
+    /// when it returns.
+    async fn record_last_health(&self, engine: &Engine) {
         let health = match engine.condition() {
             Condition::Ok => Health::Ok,
             Condition::Degraded => Health::Degraded,
             Condition::Failed => Health::Failed,
         };
-        self.record_health(health, engine.acked_seq(), reason(engine.condition()));
+        let reason = reason(engine.condition());
+        self.record_health(health, engine.acked_seq(), reason, Flushes::Anybodys)
+            .await;
     }
 
     /// Looks after the array's health for ever.
@@ -124,7 +138,13 @@ impl Plane {
                 State::Degraded => Health::Degraded,
                 State::Failed => Health::Failed,
             };
-            self.record_health(health, live.last_seq, live.reason.as_deref());
+            // What has FAILED answers no FLUSH and lets go of nothing.
+            let flushes = match health {
+                Health::Ok | Health::Degraded => Flushes::TheEngines,
+                Health::Failed => Flushes::Anybodys,
+            };
+            self.record_health(health, live.last_seq, live.reason.as_deref(), flushes)
+                .await;
         }
     }
 
@@ -154,11 +174,12 @@ impl Plane {
             Ok(joined) => joined,
             Err(failure) => return StopEnd::StoppedDirty(failure),
         };
+        // Before anything else: it may be the last chance.
+        let engine = server.engine();
+        self.record_last_health(engine).await;
         if let Err(error) = ended {
             return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
         }
-        let engine = server.engine();
-        self.record_last_health(engine);
         let closed = if engine.condition() == Condition::Failed || !engine.is_closed() {
             Err(Failure::failed(
                 "not everything could be brought home, so the array stays dirty: start it again when its parts are well",
@@ -198,11 +219,11 @@ impl Plane {
             Ok(joined) => joined,
             Err(failure) => return StopEnd::StoppedDirty(failure),
         };
+        let engine = server.engine();
+        self.record_last_health(engine).await;
         if let Err(error) = ended {
             return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
         }
-        let engine = server.engine();
-        self.record_last_health(engine);
         if engine.condition() == Condition::Failed {
             return StopEnd::StoppedDirty(Failure::failed("the array has FAILED"));
         }
@@ -276,7 +297,15 @@ impl Plane {
                         () = self.thread_ended() => Ok(()),
                     }
                 };
-                let (replayed, stopped) = tokio::join!(replayed, self.stop_device(hold));
+                // The wait for what is home ends with the device; if that cannot be stopped, at once.
+                let stopped = async {
+                    let stopped = self.stop_device(hold).await;
+                    if stopped.is_err() {
+                        self.ring.withdraw_stop()?;
+                    }
+                    stopped
+                };
+                let (replayed, stopped) = tokio::join!(replayed, stopped);
                 if let Err(failure) = stopped {
                     return StopEnd::StillServing(failure);
                 }

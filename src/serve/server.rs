@@ -147,6 +147,10 @@ impl ArrayServer {
                 self.engine.wait_no_longer_for_members();
                 self.ending = Ending::Stopping(Some((progress, done)));
             }
+            Command::StopWithdrawn => {
+                self.engine.wait_for_members();
+                self.ending = Ending::No;
+            }
         }
     }
 

@@ -292,6 +292,8 @@ struct Media {
     at_risk: BTreeMap<Ticket, AtRisk>,
     in_flight: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
+    /// A failed flush has made the disk forget what had completed before this moment.
+    forgot_before: Option<u64>,
 }
 
 /// What an unreadable sector counts as in the fingerprint.
@@ -638,6 +640,7 @@ impl Media {
         for held in self.held.values_mut().flatten() {
             held.dirty = held.dirty && held.completed >= begun;
         }
+        self.forgot_before = Some(begun);
     }
 
     fn hold(&mut self, ticket: Ticket, completed: u64, sector: u64, source: Source) {
@@ -795,6 +798,7 @@ impl SimDisk {
             at_risk: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             next_ticket: 0,
+            forgot_before: None,
         })))
     }
 
@@ -853,6 +857,16 @@ impl SimDisk {
     /// Ends an operation, now.
     pub fn finish(&self, ticket: Ticket) -> End {
         self.0.borrow_mut().finish(ticket)
+    }
+
+    /// Before which moment what had completed was forgotten, if that has happened since it was asked last.
+    pub fn take_forgot_before(&self) -> Option<u64> {
+        self.0.borrow_mut().forgot_before.take()
+    }
+
+    /// A flush of another part of the same disk has failed.
+    pub fn forget_completed_before(&self, moment: u64) {
+        self.0.borrow_mut().lose_completed_before(moment);
     }
 
     /// Forgets an operation that never happens: its program died before the disk saw it.

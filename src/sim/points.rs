@@ -15,7 +15,7 @@ use crate::sim::scenario::Scenario;
 use crate::sim::stamp::Version;
 use crate::sim::story::Story;
 use crate::sim::workload::Client;
-use crate::sim::world::{StartError, World, label_array};
+use crate::sim::world::{StartError, World, fence, label_array};
 use crate::units::{FRAME, Offset, PartIndex, SECTOR};
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,6 +31,8 @@ pub struct Points {
     pub nested: u64,
     /// Cuts in the start of an array that was stopped.
     pub start: u64,
+    /// Starts whose program died, and whose successor was cut.
+    pub killed: u64,
     /// Cuts in the last steps of a stop, and in those of a handover.
     pub stop: u64,
     /// Parts replaced by an old copy, and refused.
@@ -45,6 +47,9 @@ const STYLES: [Option<Style>; 5] = [
     None,
     None,
 ];
+
+/// Deaths of the program tried at each operation.
+const KILLS: usize = 3;
 
 fn cut_as(disks: &[SimDisk], style: Option<Style>, random: &mut Random) -> Vec<SimDisk> {
     match style {
@@ -150,6 +155,8 @@ impl Bench {
         } else {
             Close::Stop
         };
+        let within = SimDisk::fork(world.disks());
+        fence(&within, &mut self.random);
         while !handover && client.waiting() > 0 {
             self.pass_time(&mut world, &mut client)?;
         }
@@ -167,6 +174,9 @@ impl Bench {
         client
             .judge(&image, Crash::Process)
             .map_err(|violation| violation.to_string())?;
+        if how == Close::Stop {
+            self.refuse_stale(&within, &closed)?;
+        }
         let same = |found: &[Version]| difference(&image, found);
         self.points.start += self.cut_start(&closed, &same, 1)?;
         Ok(())
@@ -333,6 +343,18 @@ impl Bench {
                     .and_then(|found| judge(&found))
                     .map_err(|why| format!("start, cut at operation {k} ({style:?}): {why}"))?;
             }
+            // The program alone dies: what it wrote is there, and volatile, when the next start is cut.
+            for _ in 0..KILLS {
+                self.points.killed += 1;
+                let mut after = SimDisk::fork(&tried);
+                fence(&after, &mut self.random);
+                for _ in 0..depth {
+                    after = self.cut_again(after)?;
+                }
+                self.show(after)
+                    .and_then(|found| judge(&found))
+                    .map_err(|why| format!("start, killed at operation {k}, then cut: {why}"))?;
+            }
         }
         Ok(cuts)
     }
@@ -375,7 +397,8 @@ impl Bench {
         Ok(())
     }
 
-    /// C-ID-5, C-ID-6: a part that is a copy from before a start does not belong to the others.
+    /// C-ID-5, C-ID-6: a part that is a copy from before a start, or from before the stop that followed it,
+    /// does not belong to the others.
     fn refuse_stale(&mut self, before: &[SimDisk], after: &[SimDisk]) -> Result<(), String> {
         for part in 0..before.len() {
             if before.len() == 1 {

@@ -169,6 +169,7 @@ impl Scenario {
                 segments_max: 8,
                 zeroes: true,
                 sync: cache.sync_write(),
+                shares_journal_disk: false,
             };
         }
         settings.check(scenario.geometry.ring.size());
@@ -235,20 +236,16 @@ impl Scenario {
                 ])
             })
             .collect();
-        let settings = draw_settings(random, &geometry, max_io, &caches);
+        let mut settings = draw_settings(random, &geometry, max_io, &caches);
         let block = if max_io >= 4096 && random.chance(200) {
             8
         } else {
             1
         };
+        let uuid = [random.bits(), random.bits()].map(u64::to_le_bytes);
+        settings.parts[0].shares_journal_disk = placement == Placement::Detached && uuid[0][0] < 32;
         Scenario {
-            uuid: ArrayUuid(
-                [random.bits(), random.bits()]
-                    .map(u64::to_le_bytes)
-                    .concat()
-                    .try_into()
-                    .expect("two words are 16 bytes"),
-            ),
+            uuid: ArrayUuid(uuid.concat().try_into().expect("two words are 16 bytes")),
             geometry,
             block,
             sizes,
@@ -265,6 +262,16 @@ impl Scenario {
         self.settings.fill = 999;
         self.settings.age = never;
         self.settings.idle = never;
+    }
+
+    /// The other part that lies on the disk of this one. One detached journal in eight shares the disk of
+    /// the first member, which says nothing when a flush of the other part succeeds.
+    pub fn on_the_disk_of(&self, part: usize) -> Option<usize> {
+        let shared = [0, self.geometry.journal_part().index()];
+        let other = shared.iter().position(|shared| *shared == part)?;
+        self.settings.parts[0]
+            .shares_journal_disk
+            .then_some(shared[1 - other])
     }
 
     /// Whether DISCARD and WRITE ZEROES are advertised.
@@ -355,6 +362,7 @@ fn draw_settings(
             segments_max: *random.pick(&[1, 2, 5, 32]),
             zeroes,
             sync: cache.sync_write(),
+            shares_journal_disk: false,
         })
         .collect();
     // Sometimes only a full ring makes replay run.

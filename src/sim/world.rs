@@ -410,6 +410,12 @@ impl World {
     fn finish(&mut self, flight: Flight) {
         self.since.operations += 1;
         let end = self.disks[flight.part].finish(flight.ticket);
+        if let Some(moment) = self.disks[flight.part].take_forgot_before()
+            && let Some(other) = self.scenario.on_the_disk_of(flight.part)
+        {
+            self.disks[other].forget_completed_before(moment);
+            self.disks[other].take_forgot_before();
+        }
         self.story.tell(
             self.now,
             Event::End {

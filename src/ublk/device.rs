@@ -265,14 +265,16 @@ pub struct Found {
     pub parameters: Parameters,
 }
 
+/// Whether the kernel has any ublk device. Needs no permission.
+pub fn any_device() -> Result<bool, Error> {
+    Ok(!device_ids()?.is_empty())
+}
+
 /// All ublk devices, in the order of their numbers. Whose they are, the caller sees from their identity.
 pub fn find() -> Result<Vec<Found>, Error> {
     let mut control = Control::open()?;
     let mut devices = Vec::new();
-    for id in device_ids().map_err(|source| Error::Thread {
-        what: "listing ublk devices",
-        source,
-    })? {
+    for id in device_ids()? {
         // A device may go while we look, and one of an unprivileged user does not answer us.
         match look_at(&mut control, id) {
             Ok(Some(found)) => devices.push(found),
@@ -303,15 +305,19 @@ fn look_at(control: &mut Control, id: u32) -> Result<Option<Found>, Error> {
     }))
 }
 
-fn device_ids() -> io::Result<Vec<u32>> {
+fn device_ids() -> Result<Vec<u32>, Error> {
+    let unlisted = |source| Error::Thread {
+        what: "listing ublk devices",
+        source,
+    };
     let mut ids = Vec::new();
     let entries = match fs::read_dir("/sys/class/ublk-char") {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ids),
-        Err(error) => return Err(error),
+        Err(error) => return Err(unlisted(error)),
     };
     for entry in entries {
-        let name = entry?.file_name();
+        let name = entry.map_err(unlisted)?.file_name();
         let number = name
             .to_str()
             .and_then(|name| name.strip_prefix("ublkc")?.parse::<u32>().ok());
@@ -544,7 +550,12 @@ impl<S> Serving<S> {
     }
 
     /// Makes the block device appear, or go on after a takeover; returns when requests are answered.
-    pub fn start(&self, tuning: &Tuning) -> Result<(), Error> {
+    ///
+    /// A device that goes on has its tuning: that is no business of `tuning` then, and more than needless.
+    /// To change an attribute the kernel waits until no request is in flight; those that wait for space in
+    /// a full journal may be in flight for as long as a member is ill, and all others would wait behind
+    /// them.
+    pub fn start(&self, tuning: Option<&Tuning>) -> Result<(), Error> {
         have_control_ring()?;
         let Device {
             control,
@@ -557,13 +568,12 @@ impl<S> Serving<S> {
             Err(error) => return Err(Error::command("START_DEV", error)),
         }
         let id = self.id();
-        set_queue_attribute(id, "scheduler", "none");
-        set_queue_attribute(
-            id,
-            "max_sectors_kb",
-            &(u64::from(parameters.max_io) / KIB).to_string(),
-        );
-        set_queue_attribute(id, "read_ahead_kb", &tuning.read_ahead_kib.to_string());
+        if let Some(tuning) = tuning {
+            let max_sectors = (u64::from(parameters.max_io) / KIB).to_string();
+            set_queue_attribute(id, "scheduler", "none");
+            set_queue_attribute(id, "max_sectors_kb", &max_sectors);
+            set_queue_attribute(id, "read_ahead_kb", &tuning.read_ahead_kib.to_string());
+        }
         info!(id, "device started");
         Ok(())
     }

@@ -41,7 +41,8 @@ use crate::disk::buffer::Arena;
 use crate::engine::request::{Request, Tag};
 
 pub use device::{
-    Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, find, look,
+    Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, any_device, find,
+    look,
 };
 pub use error::Error;
 pub use queue::{End, Health, Output, Waker};

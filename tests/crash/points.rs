@@ -14,6 +14,7 @@ fn label_start_and_stop_may_be_cut_at_every_operation() {
             total.recovery += points.recovery;
             total.nested += points.nested;
             total.start += points.start;
+            total.killed += points.killed;
             total.stop += points.stop;
             total.stale += points.stale;
         },
@@ -25,6 +26,7 @@ fn label_start_and_stop_may_be_cut_at_every_operation() {
         total.recovery,
         total.nested,
         total.start,
+        total.killed,
         total.stop,
         total.stale,
     ] {

@@ -67,3 +67,11 @@ fn a_round_may_end_before_the_next_request() {
     passes(&Options::CRASH_LOOP, 0x108);
     passes(&Options::CRASH_LOOP, 0x1c3);
 }
+
+/// The journal and a member were parts of one disk. A flush of the member failed, and the disk forgot records
+/// as well as home blocks; the next flush of the journal went well and was believed.
+#[test]
+fn a_failed_flush_of_a_member_beside_the_journal_is_one_of_the_journal() {
+    passes(&Options::ERRORS, 0x497);
+    passes(&Options::ERRORS, 0xb3a);
+}

@@ -26,6 +26,7 @@ use ujournal::control::status::{
 };
 use ujournal::daemon::ready::{Ready, Started};
 use ujournal::daemon::{self, Up, spawn};
+use ujournal::kernel::Kernel;
 use ujournal::outcome::{Exit, Failure};
 use ujournal::units::{Epoch, Seq};
 
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     if spawn::is_daemon() {
         return stay(&arguments[0], Path::new(&arguments[1]));
     }
-    let checks: [(&str, Check); 9] = [
+    let checks: [(&str, Check); 10] = [
         (
             "a_start_comes_back_with_the_device_and_leaves_a_process_that_is_set_apart",
             set_apart,
@@ -53,6 +54,10 @@ fn main() -> ExitCode {
             second_start,
         ),
         ("after_sigkill_the_next_start_takes_the_place_over", sigkill),
+        (
+            "a_daemon_whose_socket_is_gone_is_no_start_that_never_ends",
+            lost_socket,
+        ),
     ];
     if !rustix::process::geteuid().is_root() {
         without_root(&Place::new());
@@ -235,7 +240,7 @@ impl Place {
     fn daemon(&self) -> Pid {
         self.run()
             .daemon(&name())
-            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+            .and_then(|daemon| Pid::from_raw(i32::try_from(daemon.pid).ok()?))
             .expect("a daemon")
     }
 
@@ -317,8 +322,14 @@ fn set_apart(place: &Place) {
     let proc = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
     let of = |path: &str| fs::read_link(proc.join(path)).expect(path);
     let ours = |path: &str| fs::read_link(Path::new("/proc/self").join(path)).expect(path);
-    assert_ne!(of("ns/mnt"), ours("ns/mnt"), "mounts of its own");
+    assert_eq!(
+        of("ns/mnt") != ours("ns/mnt"),
+        Kernel::running().mounts_are_shared(),
+        "mounts of its own, where they can follow ours"
+    );
     assert_eq!(of("cwd"), Path::new("/"));
+    let comm = fs::read_to_string(proc.join("comm")).expect("comm");
+    assert_eq!(comm, "ujournal\n", "a name to be found by");
     assert_eq!(
         rustix::process::getsid(Some(pid)).expect("a session"),
         pid,
@@ -378,7 +389,14 @@ fn set_apart(place: &Place) {
 fn stop(place: &Place) {
     place.start("free").expect("started");
     let pid = place.daemon();
-    place.assert_left(&["ublkb0", "vol0", "vol0.lock", "vol0.log", "vol0.sock"]);
+    place.assert_left(&[
+        "ublkb0",
+        "vol0",
+        "vol0.device",
+        "vol0.lock",
+        "vol0.log",
+        "vol0.sock",
+    ]);
     assert_eq!(
         Client::connect(&place.run(), &name())
             .expect("connected")
@@ -419,8 +437,13 @@ fn sigterm_when_used(place: &Place) {
     let pid = place.daemon();
     kill_process(pid, Signal::TERM).expect("sent");
     wait_for_end(pid);
-    // The device is left, and its link with it.
-    place.assert_left(&["ublkb0", "vol0", "vol0.lock", "vol0.log"]);
+    // The device is left, and its link with it, and what it is known by.
+    place.assert_left(&["ublkb0", "vol0", "vol0.device", "vol0.lock", "vol0.log"]);
+    let record = place.run().device(&name()).expect("written down");
+    assert_eq!(
+        (record.uuid, record.device.block, record.device.link),
+        (uuid::Uuid::nil(), place.block(), place.link())
+    );
     assert!(
         place.log().contains("ended as asked (Leave)"),
         "{}",
@@ -504,4 +527,29 @@ fn sigkill(place: &Place) {
     assert_ne!(place.daemon(), pid);
     place.stop();
     place.assert_left(&["vol0.lock", "vol0.log", "vol0.log.old"]);
+}
+
+fn lost_socket(place: &Place) {
+    place.start("free").expect("started");
+    let pid = place.daemon();
+    fs::remove_file(place.run().socket(&name())).expect("there");
+    let failure = Client::connect(&place.run(), &name()).expect_err("nobody listens there");
+    let number = pid.as_raw_nonzero();
+    assert!(
+        failure.message.starts_with(&format!(
+            "array vol0 is running (pid {number}), but nobody listens at "
+        )) && failure
+            .message
+            .contains(&format!("end it with `kill {number}`")),
+        "{failure}"
+    );
+    // The remedy does what it says.
+    kill_process(pid, Signal::TERM).expect("sent");
+    wait_for_end(pid);
+    place.assert_left(&["vol0.lock", "vol0.log"]);
+    assert!(
+        place.log().contains("ended as asked (Clean)"),
+        "{}",
+        place.log()
+    );
 }

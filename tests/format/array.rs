@@ -170,6 +170,7 @@ fn settings(geometry: &Geometry) -> Settings {
         segments_max: 8,
         zeroes: true,
         sync: SyncWrite::Unknown,
+        shares_journal_disk: false,
     };
     let record = record_max(ring);
     let segment = 16 * KIB;

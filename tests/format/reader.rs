@@ -566,13 +566,26 @@ pub fn read(parts: &[Vec<u8>]) -> Result<Found, Bad> {
         payload_max: geometry.payload_max(),
         device_sectors: geometry.device() / SECTOR,
     };
-    Ring {
+    let ring = Ring {
         parts,
         geometry: &geometry,
         scope,
         newest: journal.epoch,
-    }
-    .scan()
+    };
+    let (anchor, both) = ring.anchors()?;
+    let knows_of_a_stop = anchor.closed && anchor.epoch == journal.epoch;
+    let mut others = (0..)
+        .zip(&superblocks)
+        .filter(|(i, _)| *i != geometry.journal_part())
+        .peekable();
+    let only_the_journal_is_dirty = journal.clean == 0
+        && others.peek().is_some()
+        && others.all(|(_, sb)| sb.clean == 1 && sb.epoch == journal.epoch);
+    need(
+        !only_the_journal_is_dirty || !both || knows_of_a_stop,
+        "the journal is stale: it knows of no stop",
+    )?;
+    ring.scan()
 }
 
 fn newest_superblock(part: &[u8]) -> Result<Superblock, Bad> {
@@ -623,6 +636,10 @@ fn belong_together(
         need(
             i == geometry.journal_part() || sb.epoch >= journal.members_at,
             "a member is stale",
+        )?;
+        need(
+            sb.clean == 1 || journal.clean == 0 || sb.epoch != journal.epoch,
+            "a member is stale: it knows of no stop",
         )?;
     }
     Ok(())

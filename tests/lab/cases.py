@@ -188,7 +188,7 @@ def daemons():
         for name in os.listdir("/run/ujournal"):
             if name.endswith(".lock"):
                 with open(f"/run/ujournal/{name}", encoding="ascii") as lock:
-                    pid = lock.read().strip()
+                    pid = lock.readline().strip()
                 if pid and is_alive(int(pid)):
                     found[name.removesuffix(".lock")] = int(pid)
     return found
@@ -416,6 +416,28 @@ class Array:
     def queue(self, attribute):
         with open(f"/sys/block/{os.path.basename(self.block)}/queue/{attribute}", encoding="ascii") as file:
             return file.read().strip()
+
+
+def expect_waiting(array, why):
+    """No daemon, and its device is there: `list` and `status` say so, in text and in JSON."""
+    reason = f"{why}; ujournal start CONFIG goes on"
+    listed = [line for line in ujournal("list").expect_done().out.splitlines() if line.split()[0] == array.name]
+    expect_equal("the line of list", [f"{array.name}  WAITING  {array.block}  {reason}"],
+                 ["  ".join(line.split(None, 3)) for line in listed])
+    shown = ujournal("status", array.name)
+    expect(shown.code == FAILED and not shown.err and shown.out.startswith(f"{array.name}: WAITING\n"), f"{shown}")
+    expect(reason in shown.out and f"{array.link} ({array.block})" in shown.out, f"{shown}")
+    expected = {"name": array.name, "state": "WAITING", "reason": reason, "pid": None}
+    one = ujournal("status", array.name, "--json")
+    expect_equal("exit code of status --json", FAILED, one.code)
+    every = ujournal("status", "--json")
+    expect_equal("exit code of status --json of all", FAILED, every.code)
+    for what, found in [("status NAME", json.loads(one.out)),
+                        *((what, {entry["name"]: entry for entry in json.loads(out)}[array.name]) for what, out in
+                          [("status", every.out), ("list", ujournal("list", "--json").expect_done().out)])]:
+        expect_equal(f"the JSON of {what}", expected, {key: found[key] for key in expected})
+        expect_equal(f"the device of {what}", [array.block, array.link],
+                     [(found if what == "list" else found["device"])[key] for key in ("block", "link")])
 
 
 # Data.

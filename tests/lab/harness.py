@@ -136,7 +136,7 @@ class Array:
         """The daemon, as its lock file says: also one that does not serve yet."""
         try:
             with open(f"/run/ujournal/{self.name}.lock", encoding="ascii") as lock:
-                return int(lock.read())
+                return int(lock.readline())
         except (FileNotFoundError, ValueError):
             return None
 

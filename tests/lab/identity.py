@@ -22,9 +22,9 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from cases import (DRIVE, FAILED, KIB, MIB, PATIENCE, REFUSED, SECTOR, UJOURNAL, Array, case, drives, expect,
-                     expect_equal, file_of, fio_verify, is_alive, loop, main, mounted, pattern, run, sha256, ujournal,
-                     unchanged, wait_until, with_filesystem, write_at)
+from cases import (DAMAGED, DRIVE, FAILED, KIB, MIB, PATIENCE, REFUSED, SECTOR, UJOURNAL, Array, case, drives,
+                     expect, expect_equal, expect_waiting, file_of, fio_verify, is_alive, loop, main, mounted, pattern, run,
+                     sha256, ujournal, unchanged, wait_until, with_filesystem, write_at)
 
 
 # Arrays that start.
@@ -156,19 +156,22 @@ def start_twice(folder, quick):
     ujournal("start", array.config, "--foreground").expect_failed(REFUSED, "running already", f"pid {pid}")
     # Under another name the daemons' own lock does not meet, but the parts' locks do.
     other = array.write(file="other.toml", name="other")
+    def holds(part):
+        return f"array twice is running (pid {pid}) and holds {part}; stop it first: ujournal stop twice"
+    first = array.members[0]
     for command in ("start", "label", "check", "clear"):
         outcome = ujournal(command, other)
         if command == "check":
-            expect(outcome.code == REFUSED and f"process {pid}" in outcome.out, f"{outcome}")
+            expect(outcome.code == REFUSED and holds(first) in outcome.out, f"{outcome}")
         else:
-            outcome.expect_failed(REFUSED, "in use by process", str(pid))
-    ujournal("label", "--force", array.config).expect_failed(REFUSED, "in use by process", str(pid))
-    ujournal("clear", "--force", array.config).expect_failed(REFUSED, "in use by process", str(pid))
+            outcome.expect_failed(REFUSED, holds(first))
+    ujournal("label", "--force", array.config).expect_failed(REFUSED, holds(first))
+    ujournal("clear", "--force", array.config).expect_failed(REFUSED, holds(first))
     # Another array that shares one member.
     fresh = file_of(folder, "fresh", 16 * MIB)
     with unchanged(fresh):
         sharing = array.write(file="sharing.toml", name="sharing", members=[fresh, array.members[1]])
-        ujournal("label", "--force", sharing).expect_failed(REFUSED, array.members[1], "in use by process", str(pid))
+        ujournal("label", "--force", sharing).expect_failed(REFUSED, holds(array.members[1]))
     # Another array of the same name.
     namesake = Array.of_files(os.path.join(folder, os.makedirs(f"{folder}/namesake") or "namesake"), "twice", 2)
     namesake.label()
@@ -230,6 +233,213 @@ def takeover_differs(folder, quick):
     expect_equal("what differs after a clean start", [], array.status()["differs"])
     expect_equal("max_sectors_kb", "64", array.queue("max_sectors_kb"))
     expect_equal("write_cache", "write through", array.queue("write_cache"))
+    array.stop()
+
+
+# Arrays without a daemon.
+
+
+@case("without its daemon a mounted device is listed as waiting, keeps its labels, and goes on with the next start")
+def waiting(folder, quick):
+    other, array = Array.of_files(folder, "other", 1), Array.of_files(folder, "waits", 2)
+    for one in (other, array):
+        one.label()
+        one.start()
+    run("mkfs.ext4", "-q", array.link)
+    block = array.block
+    with mounted(array.link, os.path.join(folder, "mnt")) as point:
+        for number, (signal_, why) in enumerate([(signal.SIGKILL, "its daemon died"), (signal.SIGTERM, "no daemon")]):
+            data = pattern(number, MIB)
+            with open(os.path.join(point, f"file{number}"), "wb") as file:
+                file.write(data)
+                os.fsync(file.fileno())
+            pid = array.pid
+            os.kill(pid, signal_)
+            wait_until("the daemon's end", lambda: not is_alive(pid), patience=30)
+            expect_waiting(array, why)
+            # Nothing is said of the other one but that it runs.
+            states = {entry["name"]: entry["state"] for entry in json.loads(ujournal("status", "--json").out)}
+            expect_equal("the states of all", {"other": "DIRTY", "waits": "WAITING"}, states)
+            there = f"array waits: its device {block} is still there (mounted on {point}), waiting for a daemon"
+            with unchanged(*array.parts):
+                remedy = f"start {array.config} takes it over, stop --force waits gives it up"
+                for command in (["label"], ["label", "--force"], ["clear"], ["clear", "--force"]):
+                    ujournal(*command, array.config).expect_failed(REFUSED, f"{there}; {remedy}")
+                # Nor may one of its disks become part of another array.
+                blank = file_of(folder, "blank", 16 * MIB)
+                taken = array.write(file="taken.toml", name="taken", members=[blank, array.members[1]])
+                ujournal("label", "--force", taken).expect_failed(REFUSED, there, "stop --force waits gives it up")
+                for command in ("stop", "sync"):
+                    ujournal(command, "waits").expect_failed(
+                        FAILED, there, "ujournal start CONFIG takes it over", "ujournal stop --force waits gives it up")
+            array.start()
+            expect_equal("the device after the takeover", block, array.block)
+            run("sysctl", "-q", "vm.drop_caches=3")
+            with open(os.path.join(point, f"file{number}"), "rb") as file:
+                expect(file.read() == data, "the file holds something else")
+    for one in (array, other):
+        one.stop()
+    expect_equal("the list", "no running arrays\n", ujournal("list").expect_done().out)
+
+
+@case("a device that cannot be taken over is given up by stop --force: its users get errors, its array stays dirty")
+def given_up(folder, quick):
+    for users in ("mounted", "nobody"):
+        array = Array.of_files(folder, f"lost-{users}", 2)
+        array.label()
+        array.start()
+        run("mkfs.ext4", "-q", array.link)
+        data = pattern(users, MIB)
+        point = os.path.join(folder, users)
+        with mounted(array.link, point), open(os.path.join(point, "file"), "wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        if users == "mounted":
+            run("mount", array.link, point)
+        block = array.block
+        array.kill()
+        # Its journal's disk has been replaced.
+        os.rename(array.journal, array.journal + ".away")
+        file_of(folder, os.path.basename(array.journal), 4 * MIB)
+        ujournal("start", array.config).expect_failed(REFUSED, array.journal, "carries no ujournal label")
+        expect_waiting(array, "no daemon")
+        with unchanged(*array.parts, array.journal + ".away"):
+            ujournal("stop", "--force", array.name).expect_done(block, "gets errors", "stays dirty")
+        for path in (block, array.link, *(f"/run/ujournal/{array.name}.{kind}" for kind in ("sock", "device"))):
+            expect(not os.path.lexists(path), f"{path} is left")
+        if users == "mounted":
+            run("sysctl", "-q", "vm.drop_caches=3")
+            try:
+                with open(os.path.join(point, "file"), "rb") as file:
+                    expect(not file.read(), "it was read from nowhere")
+            except OSError:
+                pass
+            run("umount", point)
+        for options in ([], ["--force"]):
+            ujournal("stop", array.name, *options).expect_failed(FAILED, f"no array {array.name} is running")
+        expect_equal("the list", "no running arrays\n", ujournal("list").expect_done().out)
+        # With the right disk again all that was flushed is there.
+        os.replace(array.journal + ".away", array.journal)
+        array.start()
+        expect_equal("the kind of start", "recovery", array.status()["recovery"]["kind"])
+        with mounted(array.link, point), open(os.path.join(point, "file"), "rb") as file:
+            expect(file.read() == data, "the file holds something else")
+        array.stop()
+
+
+@case("a device whose takeover was begun and found damage can be given up as well, and its array cleared")
+def given_up_damaged(folder, quick):
+    array = Array.of_files(folder, "damaged", 1)
+    array.label()
+    array.start()
+    write_at(array.link, 0, pattern("damaged", MIB))
+    block = array.block
+    array.kill()
+    # All of the journal but its labels.
+    write_at(array.journal, MIB, pattern("noise", 2 * MIB))
+    for _ in range(2):
+        ujournal("start", array.config).expect_failed(DAMAGED)
+        expect_waiting(array, "no daemon")
+    ujournal("clear", "--force", array.config).expect_failed(REFUSED, f"its device {block} is still there")
+    ujournal("stop", "--force", array.name).expect_done(block, "gets errors", "stays dirty")
+    ujournal("start", array.config).expect_failed(DAMAGED)
+    ujournal("clear", "--force", array.config).expect_done("labels taken off")
+
+
+@case("stop --force never takes away what a daemon serves, or a foreign device under the number of its own")
+def not_given_up(folder, quick):
+    array = Array.of_files(folder, "gone", 1)
+    array.label()
+    array.start()
+    block, record = array.block, "/run/ujournal/gone.device"
+    array.kill()
+    # Its device goes, but what points to it stays, as if another program had removed it.
+    with open(record, "rb") as file:
+        kept = file.read()
+    ujournal("stop", "--force", "gone").expect_done(block)
+    with open(record, "wb") as file:
+        file.write(kept)
+    os.symlink(block, array.link)
+    with drives("--size", "16MiB") as [foreign]:
+        expect_equal("the foreign device", block, foreign)
+        write_at(foreign, 0, pattern("foreign", MIB))
+        for options in ([], ["--force"]):
+            ujournal("stop", "gone", *options).expect_failed(FAILED, "no array gone is running")
+        expect_equal("the list", "no running arrays\n", ujournal("list").expect_done().out)
+        with open(foreign, "rb") as device:
+            expect(device.read(MIB) == pattern("foreign", MIB), "the foreign device holds something else")
+        # The array starts beside it, under another number.
+        array.start()
+        expect(array.block != foreign, f"both are {foreign}")
+        pid = array.pid
+        # Another array of the same name may not make it forgotten.
+        array.kill()
+        namesake = Array.of_files(os.path.join(folder, os.makedirs(f"{folder}/namesake") or "namesake"), "gone", 1)
+        namesake.label()
+        ujournal("start", namesake.config).expect_failed(
+            REFUSED, f"its device {array.block} is still there", "another array of this name",
+            "stop --force gone gives it up")
+        expect_waiting(array, "no daemon")
+        array.start()
+        expect(array.pid != pid, "it is the same daemon")
+        array.stop()
+
+
+@case("an interrupted stop or sync goes on in the daemon, and a second stop joins the first")
+def interrupted(folder, quick):
+    array = Array.of_files(folder, "slow", 1)
+    array.label()
+    for command in ("sync", "stop"):
+        array.start()
+        pid = array.pid
+        write_at(array.link, 0, pattern(command, MIB), sync=False)
+        os.kill(pid, signal.SIGSTOP)
+        call = [UJOURNAL, command, "slow"]
+        first = subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(0.5)
+        first.send_signal(signal.SIGINT)
+        out, err = first.communicate(timeout=PATIENCE)
+        expect_equal(f"how the interrupted {command} ended",
+                     (130, "", f"ujournal: the {command} goes on in the daemon; see ujournal status slow\n"),
+                     (first.returncode, out, err))
+        more = [subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                for _ in range(3)]
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGCONT)
+        for process in more:
+            out, err = process.communicate(timeout=PATIENCE)
+            expect_equal(f"exit code of the next {command}", (0, ""), (process.returncode, err))
+        if command == "sync":
+            array.stop()
+        expect(not os.path.lexists(array.link), "the device is left")
+
+
+@case("a daemon that is starting, or whose socket is gone, is told apart from one that died")
+def phases(folder, quick):
+    array = Array.of_files(folder, "phases", 1)
+    array.label()
+    array.start()
+    pid = array.pid
+    with open(f"/proc/{pid}/comm", encoding="ascii") as comm:
+        expect_equal("what the daemon is called", "ujournal\n", comm.read())
+    os.unlink("/run/ujournal/phases.sock")
+    for command in ("status", "stop", "sync"):
+        ujournal(command, "phases").expect_failed(FAILED, f"is running (pid {pid})", "nobody listens", f"`kill {pid}`")
+    [entry] = json.loads(ujournal("list", "--json").expect_done().out)
+    expect_equal("what list says", ["UNKNOWN", pid, array.block], [entry[key] for key in ("state", "pid", "block")])
+    os.kill(pid, signal.SIGTERM)
+    wait_until("the daemon's end", lambda: not is_alive(pid))
+    ujournal("check", array.config).expect_done("stopped cleanly")
+    # A start that waits for a disk.
+    os.rename(array.journal, array.journal + ".away")
+    process = subprocess.Popen([UJOURNAL, "start", "--wait", "20s", array.config], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until("STARTING in the list", lambda: "phases  STARTING" in ujournal("list").expect_done().out)
+    shown = ujournal("status", "phases")
+    expect(shown.code == FAILED and shown.out.startswith("phases: STARTING\n"), f"{shown}")
+    ujournal("stop", "phases").expect_failed(FAILED, "still starting")
+    os.rename(array.journal + ".away", array.journal)
+    expect_equal("exit code of the start that waited", 0, process.wait(PATIENCE))
     array.stop()
 
 
@@ -676,9 +886,13 @@ def carries(folder, quick):
     check("member 0", "carries", "stopped cleanly")
     array.start()
     array.kill()
-    check("member 0", "carries", "NOT stopped cleanly")
+    with unchanged(*array.parts):
+        for options in ([], ["--force"]):
+            ujournal("label", array.config, *options).expect_failed(REFUSED, "carries", "its device", "is still there")
     array.start()
     array.stop()
+    dirty_without_device(array)
+    check("member 0", "carries", "NOT stopped cleanly")
     other = array.write(file="other.toml", name="other")
     with unchanged(*array.parts):
         ujournal("label", other).expect_failed(REFUSED, "member 0 of the ujournal array carries", "--force")
@@ -784,11 +998,14 @@ def clear_dirty(folder, quick):
     before = sha256(array.link)
     array.kill()
     with unchanged(*array.parts):
-        ujournal("clear", array.config).expect_failed(REFUSED, "cleared", "not stopped cleanly", "clear --force")
+        for options in ([], ["--force"]):
+            ujournal("clear", array.config, *options).expect_failed(REFUSED, "cleared", "its device", "is still there")
     array.start()
     expect_equal("sha256 of the device", before, sha256(array.link))
     array.stop()
     dirty_without_device(array)
+    with unchanged(*array.parts):
+        ujournal("clear", array.config).expect_failed(REFUSED, "cleared", "not stopped cleanly", "clear --force")
     # A configuration that names a disk which is no part of the array.
     innocent = file_of(folder, "innocent", 16 * MIB)
     run("mkfs.ext4", "-q", innocent)
@@ -857,7 +1074,8 @@ def machine(folder, quick):
         ujournal(command, "lacking", user=nobody).expect_failed(FAILED, "lacking", "permission denied", "sudo")
     array.stop()
     for command in ("stop", "sync", "status"):
-        ujournal(command, "lacking").expect_failed(FAILED, "no running array lacking")
+        ujournal(command, "lacking").expect_failed(
+            FAILED, "no array lacking is running; ujournal list shows those that are")
 
 
 @contextlib.contextmanager

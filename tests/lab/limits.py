@@ -28,7 +28,7 @@ import tomllib
 
 sys.dont_write_bytecode = True
 from cases import (BLOCK_OPS, FIO_VERIFY, GIB, KIB, MIB, REFUSED, ROOT, SECTOR, UJOURNAL, USAGE, Array, Failed, case, drives,
-                   expect, expect_equal, file_of, fio_verify, is_alive, loop, main, mounted, note, pattern, run, sha256,
+                   expect, expect_equal, expect_waiting, file_of, fio_verify, is_alive, loop, main, mounted, note, pattern, run, sha256,
                    ujournal, unchanged, wait_until, write_at)
 
 # Beside the window, the requests, the map and the journal's checksums a daemon may take this much.
@@ -177,7 +177,7 @@ def memory(folder, quick):
             most = array.status()["map"]["extents"]
         note(f"{most} of {extents} extents; memory at most {memory.most / MIB:.1f} MiB of {limit / MIB:.1f} MiB")
         expect(memory.most <= limit * 1.05, f"{memory.most} bytes of memory, expected at most {limit} and 5 %")
-        ujournal("label", "--force", array.config).expect_failed(REFUSED, "in use")
+        ujournal("label", "--force", array.config).expect_failed(REFUSED, "memory is running", array.members[0])
         array.stop()
 
 
@@ -476,7 +476,7 @@ def sigterm_mounted(folder, quick):
             process.send_signal(signal.SIGTERM)
             expect_equal("exit code after SIGTERM", 0, process.wait(40))
             expect(os.path.exists(block), f"{block} is gone")
-            ujournal("status", "left").expect_failed(1, "no running array left")
+            expect_waiting(array, "no daemon")
             # Nobody answers: what is asked for now waits.
             writer = subprocess.Popen(["dd", "if=/dev/zero", f"of={point}/during{number}", "bs=64k", "count=8", "oflag=direct"],
                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

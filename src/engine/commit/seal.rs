@@ -6,12 +6,13 @@ use crate::engine::io::{Purpose, Transfer};
 use crate::engine::port::{Memory, Port, Sync};
 use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Unmap};
 use crate::engine::settings::{Commit, SyncWrite};
-use crate::engine::{Close, Condition, Engine, Place};
+use crate::engine::{Close, Condition, Engine, Patience, Place};
 use crate::journal::anchor::RingPlace;
 use crate::journal::geometry::{anchor_span, payload_max};
 use crate::journal::record::{ENTRIES_MAX, Entry, EntryOp, Header, Kind, header_len};
 use crate::units::{FRAME, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
 use std::ops::Range;
+use std::time::Duration;
 
 /// While so many records are in flight, the next one waits until it is full: then one record, and one
 /// write, serves all who came meanwhile.
@@ -299,8 +300,11 @@ impl Engine {
 
     /// Writers that no member takes anything from any more are told, if the operator wants that.
     fn refuse_stalled(&mut self, port: &mut impl Port) {
-        let (Some(timeout), Some(Blocked::Space | Blocked::Map)) =
-            (self.settings.stall_timeout, self.commits.blocked)
+        let timeout = match self.patience {
+            Patience::AsSet => self.settings.stall_timeout,
+            Patience::None => Some(Duration::ZERO),
+        };
+        let (Some(timeout), Some(Blocked::Space | Blocked::Map)) = (timeout, self.commits.blocked)
         else {
             return;
         };
