@@ -6,10 +6,12 @@
 use super::open::{locate, open};
 use super::{from_disk, from_part, scan_reports};
 use crate::config::Config;
+use crate::config::quantity::size_told;
 use crate::control::progress::ProgressSink;
 use crate::control::status::{Recovery, StartKind};
-use crate::disk::part::{Access, Part};
-use crate::disk::{Disk, PartError};
+use crate::disk::identity::Located;
+use crate::disk::part::{Access, Part, check_writable};
+use crate::disk::{Disk, DiskError, PartError};
 use crate::engine::recovery;
 use crate::journal::anchor::{Anchor, Closed};
 use crate::journal::assemble::{Set, read_copies, read_superblock};
@@ -18,6 +20,8 @@ use crate::journal::record::{EntryOp, Expected, Kind, Record};
 use crate::journal::scan::{AnchorProblem, Scope, every_record, read_anchors};
 use crate::journal::superblock::{Cleanliness, Health, Phase, Role, Superblock, SuperblockError};
 use crate::outcome::{Exit, Failure, sentence};
+use crate::ublk::State;
+use crate::units::FRAME;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt;
@@ -121,9 +125,10 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
         }
         Exit::Done | Exit::Failed | Exit::Usage | Exit::Interrupted => Err(failure),
     };
-    if let Err(failure) = locate(config) {
-        return refused(report, failure);
-    }
+    let located = match locate(config) {
+        Ok(located) => located,
+        Err(failure) => return refused(report, failure),
+    };
     let mut opened = match open(config, Access::ReadOnly, progress) {
         Ok(opened) => opened,
         Err(failure) => return refused(report, failure),
@@ -136,7 +141,14 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             state,
         });
     }
-    report.findings = findings(&opened.set);
+    if let Some(failure) = not_writable(&located) {
+        return refused(report, failure);
+    }
+    report.findings = findings(&mut opened.set).map_err(|error| from_disk(&error))?;
+    let left = left_device(&opened.set);
+    report.findings.extend(left.map(|id| {
+        format!("/dev/ublkb{id} is still there from a daemon that ended: start takes it over")
+    }));
     let began = Instant::now();
     match recovery::inspect(&mut opened.set, &mut scan_reports(progress)) {
         Ok(found) => {
@@ -148,10 +160,10 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
             report.recovery = Some(Recovery {
                 array: config.name.to_string(),
                 epoch: found.epoch.0,
-                kind: if found.was_clean {
-                    StartKind::Clean
-                } else {
-                    StartKind::Recovery
+                kind: match (left, found.was_clean) {
+                    (Some(_), _) => StartKind::Takeover,
+                    (None, true) => StartKind::Clean,
+                    (None, false) => StartKind::Recovery,
                 },
                 durable_seq: found.durable.to_string(),
                 kept_seq: found.kept.to_string(),
@@ -166,6 +178,12 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
     }
 }
 
+/// What a start would say of a part that takes no writes: it opens all for writing, and this did not.
+fn not_writable(located: &[Located]) -> Option<Failure> {
+    let error = located.iter().find_map(|part| check_writable(part).err());
+    error.map(|error| from_part(&error))
+}
+
 fn describe_superblock(sb: &Superblock) -> String {
     let state = match sb.cleanliness {
         Cleanliness::Clean => "clean",
@@ -174,8 +192,33 @@ fn describe_superblock(sb: &Superblock) -> String {
     format!("life {}, {state}, {}", sb.epoch, sb.health)
 }
 
-fn findings(set: &Set) -> Vec<String> {
+/// The number of the array's device, if a daemon that ended has left it. Without a driver, or without the
+/// permission to ask it, there is none.
+fn left_device(set: &Set) -> Option<u32> {
+    let identity = set.journal().uuid.device_flags();
+    let devices = crate::ublk::find().ok()?;
+    let ours = devices
+        .into_iter()
+        .find(|found| found.parameters.identity == identity && found.state != State::Dead);
+    ours.map(|found| found.id)
+}
+
+/// What an administrator should know though it keeps nothing from starting.
+fn findings(set: &mut Set) -> Result<Vec<String>, DiskError> {
     let mut findings = Vec::new();
+    for disk in &mut set.disks {
+        let lost = match read_copies(disk.as_mut())? {
+            [Err(_), Ok(_)] => ("first", "second"),
+            [Ok(_), Err(_)] => ("second", "first"),
+            [Ok(_), Ok(_)] | [Err(_), Err(_)] => continue,
+        };
+        findings.push(format!(
+            "{}: {} label unreadable, the {} is used; start rewrites it",
+            disk.name(),
+            lost.0,
+            lost.1
+        ));
+    }
     if set.health() == Health::Failed {
         findings.push(
             "the array is in state FAILED: it would serve reads, and refuse writes until start --clear-error".to_owned(),
@@ -192,12 +235,13 @@ fn findings(set: &Set) -> Vec<String> {
         if disk.size() > sb.part_size {
             let more = disk.size() - sb.part_size;
             findings.push(format!(
-                "{} has {more} bytes more than when it was labelled; they stay unused",
-                disk.name()
+                "{} has {} more than when it was labelled; they stay unused",
+                disk.name(),
+                size_told(more)
             ));
         }
     }
-    findings
+    Ok(findings)
 }
 
 /// The blocks that a record would have changed.
@@ -209,6 +253,9 @@ pub(super) fn affected(record: &Record) -> String {
         .collect();
     format!("the damaged record holds sectors {}", ranges.join(", "))
 }
+
+/// No part is smaller: a label at each end.
+const SIZE_MIN: u64 = 4 * FRAME;
 
 /// In which form to show what is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -225,6 +272,20 @@ pub enum Format {
 /// If it carries nothing of ours, or cannot be read.
 pub fn dump(path: &Path, format: Format, out: &mut dyn Write) -> Result<(), Failure> {
     let mut part = Part::open_unfenced(path).map_err(|error: PartError| from_part(&error))?;
+    if part.size() < SIZE_MIN {
+        return Err(Failure::refused(format!(
+            "{}: dump takes a disk, or a file that is a part of an array, and this file is too small for one{}",
+            path.display(),
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "toml")
+            {
+                ": check takes the configuration"
+            } else {
+                ""
+            }
+        )));
+    }
     let copies = read_copies(&mut part).map_err(|error| from_disk(&error))?;
     let sb = read_superblock(&mut part).map_err(|error| Failure::refused(sentence(&error)))?;
     let ring = RingDump::read(&sb, part);
@@ -235,7 +296,7 @@ pub fn dump(path: &Path, format: Format, out: &mut dyn Write) -> Result<(), Fail
                 "superblocks": copies.each_ref().map(superblock_json),
                 "ring": ring.as_ref().map(RingDump::json),
             });
-            writeln!(out, "{value}")
+            writeln!(out, "{value:#}")
         }
         Format::Text => dump_text(path, &copies, ring.as_ref(), out),
     };
@@ -479,8 +540,8 @@ fn dump_text(
 struct Nothing;
 
 impl Nothing {
-    fn refuse(op: crate::disk::DiskOp) -> crate::disk::DiskError {
-        crate::disk::DiskError {
+    fn refuse(op: crate::disk::DiskOp) -> DiskError {
+        DiskError {
             part: "a part that is not looked at".to_owned(),
             op,
             offset: crate::units::Offset(0),
@@ -494,20 +555,16 @@ impl Disk for Nothing {
     fn size(&self) -> u64 {
         0
     }
-    fn read(
-        &mut self,
-        _: crate::units::Offset,
-        _: &mut [u8],
-    ) -> Result<(), crate::disk::DiskError> {
+    fn read(&mut self, _: crate::units::Offset, _: &mut [u8]) -> Result<(), DiskError> {
         Err(Nothing::refuse(crate::disk::DiskOp::Read))
     }
-    fn write(&mut self, _: crate::units::Offset, _: &[u8]) -> Result<(), crate::disk::DiskError> {
+    fn write(&mut self, _: crate::units::Offset, _: &[u8]) -> Result<(), DiskError> {
         Err(Nothing::refuse(crate::disk::DiskOp::Write))
     }
-    fn flush(&mut self) -> Result<(), crate::disk::DiskError> {
+    fn flush(&mut self) -> Result<(), DiskError> {
         Err(Nothing::refuse(crate::disk::DiskOp::Flush))
     }
-    fn zero(&mut self, _: crate::units::Offset, _: u64) -> Result<(), crate::disk::DiskError> {
+    fn zero(&mut self, _: crate::units::Offset, _: u64) -> Result<(), DiskError> {
         Err(Nothing::refuse(crate::disk::DiskOp::Zero))
     }
     fn name(&self) -> String {

@@ -5,13 +5,14 @@
 //! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
 
 use super::device::check_none_left;
-use super::from_disk;
 use super::open::open_parts;
+use super::{from_disk, from_part};
+use crate::config::quantity::{size_rough, size_told};
 use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
 use crate::disk::fill::fill_with_zeroes;
-use crate::disk::identity::Kind;
+use crate::disk::identity::{DeviceNumber, Identity, Kind};
 use crate::disk::part::{Access, Part};
 use crate::disk::probe::probe;
 use crate::journal::ArrayUuid;
@@ -21,7 +22,8 @@ use crate::journal::geometry::{
 };
 use crate::journal::superblock::{Cleanliness, Phase, Superblock, SuperblockError};
 use crate::outcome::{Failure, sentence};
-use crate::units::{Epoch, Offset};
+use crate::units::{Epoch, KIB, Offset};
+use std::collections::BTreeMap;
 
 /// Whether what a part carries may be overwritten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +45,8 @@ pub struct Labelled {
     pub size: u64,
     /// Bytes of the ring.
     pub ring: u64,
+    /// What else the administrator should know.
+    pub notes: Vec<String>,
 }
 
 /// Labels the array that `config` describes.
@@ -53,7 +57,7 @@ pub struct Labelled {
 pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<Labelled, Failure> {
     let mut parts = open_parts(config, Access::ReadWrite, progress)?;
     let shape = shape_of(config, &parts)?;
-    let geometry = Geometry::new(shape).map_err(|error| too_small(&error, &parts))?;
+    let geometry = Geometry::new(shape).map_err(|error| too_small(config, &error, &parts))?;
     let least = ring_size_min(config.device.max_io);
     assert!(
         geometry.ring.size() >= least,
@@ -64,9 +68,11 @@ pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<L
     check_none_left((&config.file, config.name.as_str()), &labels)?;
     let interrupted = interrupted_labels(config, &labels);
     for part in &mut parts {
-        check_blank(part, force, &interrupted)?;
+        check_blank(config, part, force, &interrupted)?;
     }
+    check_space(&parts, &geometry)?;
     fill_journal_file(&mut parts, &geometry, progress)?;
+    let notes = sparse_members(config, &parts);
 
     let uuid = ArrayUuid(*uuid::Uuid::new_v4().as_bytes());
     let wanted = Label {
@@ -88,6 +94,7 @@ pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<L
         uuid,
         size: geometry.data.size(),
         ring: geometry.ring.size(),
+        notes,
     })
 }
 
@@ -105,17 +112,21 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
             let size = size.unwrap_or(disk);
             if size > disk {
                 return Err(Failure::refused(format!(
-                    "{}: has {disk} bytes, but journal.size is {size}: lower it, or leave it out to use all",
-                    parts[members].path().display()
+                    "{}: has {}, but journal.size is {}: lower it, or leave it out to use all",
+                    parts[members].path().display(),
+                    size_told(disk),
+                    size_told(size)
                 )));
             }
             let least = journal_size_min(Placement::Detached, 1, 0, config.device.max_io);
             if size < least {
                 return Err(Failure::refused(format!(
-                    "{}: has {size} bytes, but a journal for requests of {} bytes needs at least {least}: give it a \
-                     larger disk, or lower device.max_io",
+                    "{}: has {}, but a journal for requests of {} needs at least {}: give it a larger disk, or lower \
+                     device.max_io",
                     parts[members].path().display(),
-                    config.device.max_io
+                    size_told(size),
+                    size_told(config.device.max_io),
+                    size_told(least)
                 )));
             }
             (Placement::Detached, size)
@@ -132,16 +143,24 @@ fn shape_of(config: &Config, parts: &[Part]) -> Result<Shape, Failure> {
 }
 
 /// The file alone has shown that an attached journal is large enough: what is left is a member that is not.
-fn too_small(error: &ShapeError, parts: &[Part]) -> Failure {
+fn too_small(config: &Config, error: &ShapeError, parts: &[Part]) -> Failure {
     match error {
         ShapeError::MemberTooSmall { found, needed } => {
             let smallest = parts
                 .iter()
                 .find(|part| part.size() == *found)
                 .expect("the shape was computed from it");
+            let because = match &config.journal {
+                Journal::Attached { size, .. } => {
+                    format!(" because of journal.size, which is {}", size_told(*size))
+                }
+                Journal::Detached { .. } => String::new(),
+            };
             Failure::refused(format!(
-                "{}: has {found} bytes, each member of this array needs at least {needed}",
-                smallest.path().display()
+                "{}: has {}, each member of this array needs at least {}{because}",
+                smallest.path().display(),
+                size_told(*found),
+                size_told(*needed)
             ))
         }
         ShapeError::JournalTooSmall { .. } => Failure::refused(sentence(error)),
@@ -184,12 +203,17 @@ fn interrupted_labels(config: &Config, labels: &[Superblock]) -> Vec<ArrayUuid> 
 }
 
 /// Refuses a part that carries something, unless that may be overwritten.
-fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Result<(), Failure> {
+fn check_blank(
+    config: &Config,
+    part: &mut Part,
+    force: Force,
+    interrupted: &[ArrayUuid],
+) -> Result<(), Failure> {
     let path = part.path().display().to_string();
     let copies = read_copies(part).map_err(|error| from_disk(&error))?;
     for copy in &copies {
         if force == Force::No {
-            check_copy(&path, copy, interrupted)?;
+            check_copy(config, &path, copy, interrupted)?;
         }
     }
     let found = probe(part).map_err(|error| from_disk(&error))?;
@@ -204,12 +228,13 @@ fn check_blank(part: &mut Part, force: Force, interrupted: &[ArrayUuid]) -> Resu
 /// Refuses whatever has our magic. What cannot be read of an array may still be mended, and its journal
 /// may be needed.
 fn check_copy(
+    config: &Config,
     path: &str,
     copy: &Result<Superblock, SuperblockError>,
     interrupted: &[ArrayUuid],
 ) -> Result<(), Failure> {
     match copy {
-        Ok(sb) => check_superblock(path, sb, interrupted),
+        Ok(sb) => check_superblock(config, path, sb, interrupted),
         Err(SuperblockError::Absent) => Ok(()),
         Err(SuperblockError::Version { .. } | SuperblockError::Incompatible(_)) => {
             Err(Failure::refused(format!(
@@ -225,7 +250,12 @@ fn check_copy(
     }
 }
 
-fn check_superblock(path: &str, sb: &Superblock, interrupted: &[ArrayUuid]) -> Result<(), Failure> {
+fn check_superblock(
+    config: &Config,
+    path: &str,
+    sb: &Superblock,
+    interrupted: &[ArrayUuid],
+) -> Result<(), Failure> {
     // An array that never had a life holds nothing.
     if interrupted.contains(&sb.uuid) && sb.epoch == Epoch(0) {
         return Ok(());
@@ -237,10 +267,66 @@ fn check_superblock(path: &str, sb: &Superblock, interrupted: &[ArrayUuid]) -> R
             "which was NOT stopped cleanly: its journal may be needed"
         }
     };
+    // Who labels an array a second time mostly means to start it.
+    let to_use_it = if sb.phase == Phase::Ready && sb.name == config.name.as_str() {
+        format!("; to use it: ujournal start {}", config.file.display())
+    } else {
+        String::new()
+    };
     Err(Failure::refused(format!(
-        "{path}: is {} of the ujournal array {} ({}), {state}; label --force overwrites it",
+        "{path}: is {} of the ujournal array {} ({}), {state}{to_use_it}; label --force overwrites it",
         sb.role, sb.name, sb.uuid
     )))
+}
+
+/// What label writes to a part beside the ring: superblocks and anchors, with room to spare.
+const BESIDE_THE_RING: u64 = 64 * KIB;
+
+/// Refuses journal files that their filesystem has no room for, before anything is written.
+fn check_space(parts: &[Part], geometry: &Geometry) -> Result<(), Failure> {
+    // By filesystem: the first part there, what it has free, and what all parts there need.
+    let mut needs: BTreeMap<DeviceNumber, (&Part, u64, u64)> = BTreeMap::new();
+    for run in geometry.ring.runs(0, geometry.ring.size()) {
+        let part = &parts[run.part.index()];
+        let unallocated = part.unallocated().map_err(|error| from_part(&error))?;
+        let needed = (run.len + BESIDE_THE_RING).min(unallocated.unwrap_or(0));
+        if let (Identity::File { filesystem, .. }, Some(free)) =
+            (part.identity(), part.free_space())
+        {
+            needs.entry(filesystem).or_insert((part, free, 0)).2 += needed;
+        }
+    }
+    for (part, free, needed) in needs.into_values() {
+        if free < needed {
+            return Err(Failure::refused(format!(
+                "{}: the journal needs {}, and the filesystem that holds it has {} free: make room, or lower \
+                 journal.size",
+                part.path().display(),
+                size_rough(needed),
+                size_rough(free)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A word about each member that is a file with holes.
+fn sparse_members(config: &Config, parts: &[Part]) -> Vec<String> {
+    let members = &parts[..config.data.members.len()];
+    let sparse = members
+        .iter()
+        .filter_map(|part| Some((part, part.unallocated().ok()??)));
+    sparse
+        .map(|(part, missing)| {
+            format!(
+                "{path}: is a sparse file, {} of it have no space yet: allocate it with fallocate -l {} {path}, or it \
+                 can run out of space later",
+                size_rough(missing),
+                part.size(),
+                path = part.path().display(),
+            )
+        })
+        .collect()
 }
 
 /// Writes zeroes over the ring where it lies in files. It also finds out whether there is space for it.

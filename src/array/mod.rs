@@ -64,6 +64,8 @@ pub(crate) fn from_part(error: &PartError) -> Failure {
     let exit = match error {
         PartError::Inspect { .. } | PartError::Open { .. } => Exit::Failed,
         PartError::Missing { .. }
+        | PartError::Circle { .. }
+        | PartError::ReadOnly { .. }
         | PartError::NotAPart { .. }
         | PartError::NoDirectIo { .. }
         | PartError::BlockSize { .. }

@@ -1,6 +1,7 @@
 //! The parts of a configuration: found, told apart, fenced, opened, and put in order.
 
 use super::{from_assemble, from_part};
+use crate::config::quantity::size_told;
 use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
@@ -10,8 +11,9 @@ use crate::disk::identity::{Kind, Located};
 use crate::disk::limits::PartLimits;
 use crate::disk::lock;
 use crate::disk::part::{Access, Part};
-use crate::journal::assemble::{Set, assemble};
+use crate::journal::assemble::{self, AssembleError, Mixed, Set, assemble};
 use crate::journal::geometry::Placement;
+use crate::journal::superblock::{Role, SuperblockError};
 use crate::kernel::Kernel;
 use crate::outcome::{Failure, sentence};
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,8 +46,12 @@ pub fn paths(config: &Config) -> Vec<&Path> {
 /// # Errors
 /// If one is missing, or no part at all, or shared.
 pub fn locate(config: &Config) -> Result<Vec<Located>, Failure> {
-    let located = paths(config)
-        .into_iter()
+    locate_at(&paths(config))
+}
+
+fn locate_at(paths: &[&Path]) -> Result<Vec<Located>, Failure> {
+    let located = paths
+        .iter()
         .map(|path| Located::find(path).map_err(|error| from_part(&error)))
         .collect::<Result<Vec<_>, Failure>>()?;
     let places: Vec<_> = located.iter().map(Place::whole).collect();
@@ -83,7 +89,7 @@ pub fn wait_for_parts(
 }
 
 /// Why a part is not there yet, if it is not. Whatever else is wrong with it, waiting does not help.
-fn missing(path: &Path) -> Option<PartError> {
+pub(super) fn missing(path: &Path) -> Option<PartError> {
     let there = Located::find(path).and_then(|located| match located.identity.kind() {
         Kind::File => Ok(()),
         // The node of a device can be there before its medium.
@@ -103,7 +109,16 @@ pub fn open_parts(
     access: Access,
     progress: &ProgressSink,
 ) -> Result<Vec<Part>, Failure> {
-    locate(config)?;
+    open_at(&paths(config), access, progress)
+}
+
+/// The same for some of the parts.
+pub(super) fn open_at(
+    paths: &[&Path],
+    access: Access,
+    progress: &ProgressSink,
+) -> Result<Vec<Part>, Failure> {
+    locate_at(paths)?;
     let mut report = |waiting: lock::Waiting<'_>| {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let step = Progress::new(
@@ -113,8 +128,8 @@ pub fn open_parts(
         );
         progress.report(step.of_part(waiting.path.display().to_string()));
     };
-    paths(config)
-        .into_iter()
+    paths
+        .iter()
         .map(|path| {
             Part::open_patiently(path, access, lock::PATIENCE, &mut report)
                 .map_err(|e| from_part(&e))
@@ -149,7 +164,7 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
         .into_iter()
         .map(|part| Box::new(part) as Box<dyn Disk>)
         .collect();
-    let set = assemble(disks).map_err(|error| from_assemble(&error))?;
+    let set = assemble(disks).map_err(|error| not_an_array(config, &error))?;
     check_agrees(config, &set)?;
 
     let (mut files, mut limits, mut paths) = (Vec::new(), Vec::new(), Vec::new());
@@ -197,13 +212,98 @@ pub fn open(config: &Config, access: Access, progress: &ProgressSink) -> Result<
     })
 }
 
+/// Why the parts of `config` are not its array: where a slip in the file is the likeliest cause, in its
+/// terms.
+fn not_an_array(config: &Config, error: &AssembleError) -> Failure {
+    let (file, name) = (config.file.display(), &config.name);
+    Failure::refused(match error {
+        AssembleError::Part(assemble::PartError::Superblock {
+            part,
+            problem: SuperblockError::Absent,
+        }) => {
+            let key = key_of(config, part);
+            format!(
+                "{part}: carries no ujournal label, expected a part of array {name}; check {key}"
+            )
+        }
+        AssembleError::Mixed(mixed) => mixed_up(config, mixed),
+        AssembleError::Missing {
+            role: Role::Journal,
+            name,
+            ..
+        } if config.journal_device().is_none() => {
+            format!("{file} names no journal.device, but {name} was labelled with one")
+        }
+        AssembleError::Missing {
+            role,
+            name,
+            members,
+        } => {
+            let listed = match config.data.members.len() {
+                1 => "1 member".to_owned(),
+                count => format!("{count} members"),
+            };
+            format!("{file} lists {listed}, array {name} has {members}: {role} is not among them")
+        }
+        AssembleError::Shrunk {
+            part,
+            found,
+            expected,
+        } => format!(
+            "{part}: has {}, it had {} when it was labelled",
+            size_told(*found),
+            size_told(*expected)
+        ),
+        AssembleError::Part(_)
+        | AssembleError::Doubled { .. }
+        | AssembleError::Disagree { .. }
+        | AssembleError::Forming { .. }
+        | AssembleError::JournalStale { .. }
+        | AssembleError::MemberStale { .. }
+        | AssembleError::MemberNotStopped { .. }
+        | AssembleError::ReadOnly { .. }
+        | AssembleError::Shape(_) => return from_assemble(error),
+    })
+}
+
+/// Parts of two arrays: which of them the file means, if that can be told.
+fn mixed_up(config: &Config, mixed: &Mixed) -> String {
+    let Mixed {
+        a,
+        a_uuid,
+        a_name,
+        b,
+        b_uuid,
+        b_name,
+    } = mixed;
+    let (file, name) = (config.file.display(), config.name.as_str());
+    let correct = |stranger| format!("correct {}", key_of(config, stranger));
+    let meant = match (a_name == name, b_name == name) {
+        (true, false) => format!("{file} means {name}: {}", correct(b)),
+        (false, true) => format!("{file} means {name}: {}", correct(a)),
+        (true, true) => format!("{file} cannot mean both: {}", correct(b)),
+        (false, false) => format!("{file} means {name}, which is neither: correct data.members"),
+    };
+    format!("{a} belongs to array {a_name} ({a_uuid}), {b} to array {b_name} ({b_uuid}); {meant}")
+}
+
+/// The key of the file that names a part.
+fn key_of(config: &Config, part: &str) -> &'static str {
+    let journal = config.journal_device();
+    if journal.is_some_and(|path| path.display().to_string() == part) {
+        "journal.device"
+    } else {
+        "data.members"
+    }
+}
+
 /// Refuses if a key that was fixed at label time says something else now.
 fn check_agrees(config: &Config, set: &Set) -> Result<(), Failure> {
     let sb = set.journal();
     let shape = sb.shape;
     let differs = |key: &str, file: &dyn std::fmt::Display, disks: &dyn std::fmt::Display| {
         Err(Failure::refused(format!(
-            "{}: {key} is {file}, but the array was labelled with {disks}; it is fixed at label time",
+            "{}: {key} is {file}, labelled with {disks}; it is fixed at label time, set it back",
             config.file.display()
         )))
     };
@@ -218,7 +318,8 @@ fn check_agrees(config: &Config, set: &Set) -> Result<(), Failure> {
         );
     }
     if config.data.chunk != shape.chunk {
-        return differs("data.chunk in bytes", &config.data.chunk, &shape.chunk);
+        let [file, disks] = [config.data.chunk, shape.chunk].map(size_told);
+        return differs("data.chunk", &file, &disks);
     }
     if config.device.block_size.bytes() != sb.block_size {
         return differs(
@@ -232,12 +333,14 @@ fn check_agrees(config: &Config, set: &Set) -> Result<(), Failure> {
         Journal::Attached { size, placement } => (placement.layout(), Some(*size)),
     };
     if placement != shape.placement {
-        return differs("the journal's placement", &placement, &shape.placement);
+        return differs("journal.placement", &placement, &shape.placement);
     }
     match size {
-        Some(size) if size != shape.journal_size => {
-            differs("journal.size in bytes", &size, &shape.journal_size)
-        }
+        Some(size) if size != shape.journal_size => differs(
+            "journal.size",
+            &size_told(size),
+            &size_told(shape.journal_size),
+        ),
         _ => Ok(()),
     }
 }

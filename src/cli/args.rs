@@ -3,7 +3,7 @@
 
 use crate::config::ArrayName;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A block-level journal in user space: put a journal under any filesystem.
@@ -227,14 +227,52 @@ pub struct ClearArgs {
     /// The array's configuration file
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
-    /// Although the array is dirty
+    /// Although the array is dirty, and whatever part of it is there (exit 1 if not from every part)
     #[arg(long)]
     pub force: bool,
 }
 
+/// The command that was meant by a word that other programs have for it.
+pub fn command_meant_by(word: &str) -> Option<&'static str> {
+    let words = [
+        ("label", &["create", "format", "mkfs", "init", "new"][..]),
+        (
+            "start",
+            &[
+                "assemble", "attach", "load", "open", "run", "recover", "resume", "up",
+            ],
+        ),
+        ("stop", &["detach", "unload", "close", "deactivate", "down"]),
+        ("sync", &["flush"]),
+        ("status", &["detail", "info", "show", "stat"]),
+        ("list", &["ls"]),
+        ("dump", &["examine"]),
+        ("check", &["fsck", "verify", "test"]),
+        (
+            "clear",
+            &[
+                "destroy",
+                "remove",
+                "delete",
+                "wipe",
+                "zero-superblock",
+                "unlabel",
+            ],
+        ),
+    ];
+    let found = words.iter().find(|(_, others)| others.contains(&word));
+    found.map(|(command, _)| *command)
+}
+
 fn parse_name(text: &str) -> Result<ArrayName, String> {
-    text.parse()
-        .map_err(|error: crate::config::NotAName| error.to_string())
+    text.parse().map_err(|error: crate::config::NotAName| {
+        // A name has no point in it: whatever looks like a configuration is one.
+        if Path::new(text).extension().is_some_and(|end| end == "toml") {
+            "this is a configuration, expected the array's name, which stands in it".to_owned()
+        } else {
+            error.to_string()
+        }
+    })
 }
 
 /// A day is longer than any boot.
@@ -314,6 +352,26 @@ mod tests {
                 assert!(line.chars().count() <= 110, "{name}: {line}");
             }
         }
+    }
+
+    #[test]
+    fn every_word_of_other_programs_leads_to_a_command_and_is_none_itself() {
+        let cli = Cli::command();
+        for word in [
+            "create",
+            "assemble",
+            "detail",
+            "examine",
+            "zero-superblock",
+            "load",
+            "detach",
+            "destroy",
+        ] {
+            let command = command_meant_by(word).expect(word);
+            assert!(cli.find_subcommand(command).is_some(), "{word}: {command}");
+            assert!(cli.find_subcommand(word).is_none(), "{word}");
+        }
+        assert_eq!(command_meant_by("strat"), None);
     }
 
     #[test]

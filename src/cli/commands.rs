@@ -43,6 +43,9 @@ pub(super) fn label(args: &LabelArgs) -> Result<Exit, Failure> {
         size_rough(labelled.size),
         size_rough(labelled.ring)
     ))?;
+    for note in &labelled.notes {
+        print(&format!("note: {note}\n"))?;
+    }
     Ok(Exit::Done)
 }
 

@@ -13,10 +13,11 @@ mod standing;
 pub use args::Cli;
 pub use commands::START_CHOICES;
 
+use crate::config::nearest;
 use crate::outcome::{Exit, Failure};
 use args::Command;
 use clap::Parser as _;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 
 /// Runs one command; returns how it ended.
@@ -77,8 +78,36 @@ fn usage_sentence(error: &clap::Error, arguments: &[OsString]) -> String {
         .take_while(|paragraph| {
             !paragraph.starts_with("Usage:") && !paragraph.starts_with("For more")
         })
-        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|paragraph| !is_tip(paragraph))
+        .chain(tip(error));
     let sentence = paragraphs.collect::<Vec<_>>().join("; ");
     let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
     format!("{sentence}: see `{help}`")
+}
+
+fn is_tip(paragraph: &str) -> bool {
+    paragraph.starts_with("tip:")
+}
+
+/// What was probably meant. The parser's own tips are not passed on: its idea of what is similar makes
+/// `start --force` into `--force-partial-ro`, which gives up data, and `--json` into a file of that name.
+fn tip(error: &clap::Error) -> Option<String> {
+    let wrong = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.as_str()),
+        Some(_) | None => None,
+    };
+    if let Some(word) = wrong(ContextKind::InvalidSubcommand) {
+        let cli = <Cli as clap::CommandFactory>::command();
+        let names: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
+        let command = args::command_meant_by(word).or_else(|| nearest(word, &names))?;
+        return Some(format!("did you mean '{command}'?"));
+    }
+    let word = wrong(ContextKind::InvalidArg)?;
+    let similar = match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(option)) => Some(option.as_str()),
+        Some(_) | None => None,
+    };
+    let option = nearest(word, &[similar?])?;
+    Some(format!("did you mean '{option}'?"))
 }

@@ -46,6 +46,7 @@ pub use error::ConfigError;
 use crate::journal::geometry;
 use crate::units::{FRAME, KIB, MIB, to_u64};
 use quantity::size_exact;
+pub(crate) use reader::nearest;
 use reader::{Reader, Section};
 use std::fmt;
 use std::fs::File;
@@ -309,7 +310,9 @@ fn read(file: &Path) -> Result<String, ConfigError> {
     };
 
     // Asked before opening: opening a FIFO would wait for a writer.
-    let kind = std::fs::metadata(file).map_err(failed)?.file_type();
+    let kind = std::fs::metadata(file)
+        .map_err(|source| failed(absent(file, source)))?
+        .file_type();
     if !kind.is_file() {
         let found = if kind.is_dir() {
             "a folder"
@@ -335,6 +338,22 @@ fn read(file: &Path) -> Result<String, ConfigError> {
             error.utf8_error().valid_up_to()
         ))
     })
+}
+
+/// Says more about a file that is not there, if it reads like the name of an array: other commands take that.
+fn absent(file: &Path, source: io::Error) -> io::Error {
+    let name = file
+        .to_str()
+        .and_then(|text| text.parse::<ArrayName>().ok());
+    match name {
+        Some(name) if source.kind() == io::ErrorKind::NotFound => io::Error::new(
+            io::ErrorKind::NotFound,
+            format!(
+                "no such file; expected the path of a configuration ({name}.toml?), not an array's name"
+            ),
+        ),
+        Some(_) | None => source,
+    }
 }
 
 fn read_data(section: &Section<'_>, folder: &Path) -> Result<Data, ConfigError> {

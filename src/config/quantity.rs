@@ -108,6 +108,19 @@ pub fn size_rough(bytes: u64) -> String {
     }
 }
 
+/// `bytes` for a message: exactly if that is short (`16MiB`, `6536KiB`), else for the eye, with the bytes
+/// where rounding could hide the very thing that is told (`6.3 MiB (6692865 bytes)`).
+pub fn size_told(bytes: u64) -> String {
+    const DIGITS_MAX: usize = 5;
+    let exact = size_exact(bytes);
+    let digits = exact.bytes().filter(u8::is_ascii_digit).count();
+    if digits <= DIGITS_MAX {
+        exact
+    } else {
+        format!("{} ({bytes} bytes)", size_rough(bytes))
+    }
+}
+
 /// `count` exactly, with `Ki` or `Mi` where that leaves a whole number.
 pub fn count_exact(count: u64) -> String {
     if count >= MIB && count.is_multiple_of(MIB) {
@@ -223,6 +236,20 @@ mod tests {
             Duration::from_secs(3661),
         ] {
             assert_eq!(parse_time(&time_exact(time)), Some(time));
+        }
+    }
+
+    #[test]
+    fn a_size_in_a_message_is_short_and_still_exact() {
+        for (bytes, text) in [
+            (0, "0B"),
+            (4096, "4KiB"),
+            (6536 * KIB, "6536KiB"),
+            (16 * MIB, "16MiB"),
+            (16 * MIB + 512, "16.0 MiB (16777728 bytes)"),
+            (1_000_204_886_016, "931 GiB (1000204886016 bytes)"),
+        ] {
+            assert_eq!(size_told(bytes), text);
         }
     }
 

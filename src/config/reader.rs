@@ -49,12 +49,19 @@ impl<'a> Reader<'a> {
                 let at = error.span().map_or(self.text.len(), |span| span.start);
                 let before = self.before(at);
                 let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+                // The parser may say what it expected on further lines.
+                let mut what = error.message().split('\n').collect::<Vec<_>>().join(", ");
+                // The parser points at the second one and does not name it.
+                if let Some(key) = error.span().and_then(|span| self.text.get(span))
+                    && what == "duplicate key"
+                {
+                    what = format!("duplicate key {}", shortened(key));
+                }
                 Err(ConfigError::Syntax {
                     file: self.file.to_owned(),
                     line: self.line(at),
                     column: before[line_start..].chars().count() + 1,
-                    // The parser may say what it expected on further lines.
-                    what: error.message().split('\n').collect::<Vec<_>>().join(", "),
+                    what,
                 })
             }
         }
@@ -424,7 +431,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// The one of `keys` that was probably meant: at most a third of its letters differ.
-fn nearest<'k>(name: &str, keys: &[&'k str]) -> Option<&'k str> {
+pub(crate) fn nearest<'k>(name: &str, keys: &[&'k str]) -> Option<&'k str> {
     if name.len() > 64 {
         return None;
     }

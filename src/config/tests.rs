@@ -453,12 +453,12 @@ fn a_file_that_is_not_toml_names_the_place() {
         ("name = \n", "vol0.toml, line 1, column 8: not valid TOML: "),
         (
             "name = \"a\"\nname = \"b\"\n",
-            "vol0.toml, line 2, column 1: not valid TOML: duplicate key",
+            "vol0.toml, line 2, column 1: not valid TOML: duplicate key name",
         ),
         ("[data\n", "vol0.toml, line 1, column 6: not valid TOML: "),
         (
             "[data]\n[data]\n",
-            "vol0.toml, line 2, column 2: not valid TOML: duplicate key",
+            "vol0.toml, line 2, column 2: not valid TOML: duplicate key data",
         ),
         (
             "name = \"a",

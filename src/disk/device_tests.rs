@@ -8,6 +8,7 @@ use super::alias::{self, Place, Step, Why};
 use super::identity::{Kind, Located};
 use super::limits::WriteCache;
 use super::lock::{InUse, PATIENCE};
+use super::part::check_writable;
 use super::{Access, Disk, Part, PartError};
 use crate::kernel::Kernel;
 use crate::units::MIB;
@@ -192,6 +193,59 @@ fn a_device_node_without_a_disk_is_missing() {
         let error = open(&path).unwrap_err();
         assert!(matches!(error, PartError::Missing { .. }), "{error}");
     }
+}
+
+#[test]
+fn a_device_that_takes_no_writes_is_opened_for_reading_alone() {
+    let file = image(1);
+    let device = Loop::over(&file, &[]);
+    let located = Located::find(&device.path).unwrap();
+    check_writable(&located).unwrap();
+    run(&["blockdev", "--setro", text(&device.path)]);
+    let expected = format!(
+        "{path}: is read-only; make it writable: blockdev --setrw {path}",
+        path = device.path.display()
+    );
+    assert_eq!(open(&device.path).unwrap_err().to_string(), expected);
+    assert_eq!(check_writable(&located).unwrap_err().to_string(), expected);
+    drop(Part::open(&device.path, Access::ReadOnly).unwrap());
+    run(&["blockdev", "--setrw", text(&device.path)]);
+    drop(open(&device.path).unwrap());
+}
+
+#[test]
+fn a_file_on_a_filesystem_that_takes_no_writes_is_opened_for_reading_alone() {
+    let disk = image(16);
+    run(&["mke2fs", "-q", "-t", "ext4", text(&disk)]);
+    let device = Loop::over(&disk, &[]);
+    let (mounted, at) = mount(&device.path, &[]);
+    let path = at.path().join("part");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    run(&["mount", "-o", "remount,ro", text(at.path())]);
+    let located = Located::find(&path).unwrap();
+    for error in [
+        open(&path).unwrap_err(),
+        check_writable(&located).unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(
+            error.contains("is mounted read-only; make it writable: mount -o remount,rw"),
+            "{error}"
+        );
+    }
+    drop(Part::open(&path, Access::ReadOnly).unwrap());
+    run(&["mount", "-o", "remount,rw", text(at.path())]);
+    run(&["chattr", "+i", text(&path)]);
+    for error in [
+        open(&path).unwrap_err(),
+        check_writable(&located).unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(error.contains("make it writable: chattr -i -a"), "{error}");
+    }
+    run(&["chattr", "-i", text(&path)]);
+    drop(open(&path).unwrap());
+    drop(mounted);
 }
 
 #[test]

@@ -1,8 +1,40 @@
 //! Why a part cannot be used.
 
 use super::lock::InUse;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
+
+/// What keeps a part from being changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// The block device takes no writes.
+    Device(PathBuf),
+    /// The filesystem that holds the file is mounted read-only.
+    Filesystem,
+    /// The file itself is marked so.
+    Immutable(PathBuf),
+}
+
+impl fmt::Display for Protection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Protection::Device(path) => write!(
+                f,
+                "is read-only; make it writable: blockdev --setrw {}",
+                path.display()
+            ),
+            Protection::Filesystem => f.write_str(
+                "the filesystem that holds it is mounted read-only; make it writable: mount -o remount,rw",
+            ),
+            Protection::Immutable(path) => write!(
+                f,
+                "is marked as immutable or append-only; make it writable: chattr -i -a {}",
+                path.display()
+            ),
+        }
+    }
+}
 
 /// A path that cannot serve as a part.
 #[derive(Debug, thiserror::Error)]
@@ -14,18 +46,29 @@ pub enum PartError {
     Missing {
         /// As it was given.
         path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
+    },
+    /// Symbolic links that lead to each other.
+    #[error("{path}: its symbolic links lead in a circle; correct the path")]
+    Circle {
+        /// As it was given.
+        path: PathBuf,
     },
     /// It is there, but does not open.
-    #[error("{path}: cannot be opened; check its permissions and whether it is read-only")]
+    #[error("{path}: cannot be opened; check its permissions")]
     Open {
         /// As it was given.
         path: PathBuf,
         /// What the kernel said.
         #[source]
         source: io::Error,
+    },
+    /// It is to be changed, and does not let itself be.
+    #[error("{path}: {protection}")]
+    ReadOnly {
+        /// As it was given.
+        path: PathBuf,
+        /// By what, with the remedy.
+        protection: Protection,
     },
     /// Something else than a disk or a file.
     #[error("{path}: is a {found}, expected a block device or a regular file")]

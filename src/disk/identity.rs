@@ -5,7 +5,7 @@
 
 pub use crate::kernel::{DeviceNumber, Identity, Kind};
 
-use super::error::PartError;
+use super::error::{PartError, Protection};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Located {
     pub fn find(path: &Path) -> Result<Located, PartError> {
         let looked =
             fs::canonicalize(path).and_then(|canonical| Ok((fs::metadata(&canonical)?, canonical)));
-        let (metadata, canonical) = looked.map_err(|source| cannot_open(path, source))?;
+        let (metadata, canonical) = looked.map_err(|source| cannot_find(path, source))?;
         let identity = Identity::of(&metadata).map_err(|found| PartError::NotAPart {
             path: path.into(),
             found,
@@ -46,17 +46,28 @@ impl Located {
     }
 }
 
-/// The error for a path that did not open, absent things told from refused ones.
-pub(super) fn cannot_open(path: &Path, source: io::Error) -> PartError {
+/// The error for a thing that did not open: one that is gone, one that takes no writes, or any other.
+pub(super) fn cannot_open(located: &Located, source: io::Error) -> PartError {
+    let path = located.path.clone();
+    let protection = match (source.raw_os_error(), located.identity.kind()) {
+        (Some(libc::EROFS), Kind::BlockDevice) => Protection::Device(path.clone()),
+        (Some(libc::EROFS), Kind::File) => Protection::Filesystem,
+        // The kernel looks at the mark before the permissions, whose answer is EACCES.
+        (Some(libc::EPERM), Kind::File) => Protection::Immutable(path.clone()),
+        (Some(_) | None, _) => return cannot_find(&path, source),
+    };
+    PartError::ReadOnly { path, protection }
+}
+
+/// The error for a path that leads to nothing that could be opened, absent things told from refused ones.
+fn cannot_find(path: &Path, source: io::Error) -> PartError {
     match source.raw_os_error() {
         // ENXIO and ENODEV: the device node is there, the device is not (an empty loop device, an
         // unplugged disk).
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
-            PartError::Missing {
-                path: path.into(),
-                source,
-            }
+            PartError::Missing { path: path.into() }
         }
+        Some(libc::ELOOP) => PartError::Circle { path: path.into() },
         Some(_) | None => PartError::Open {
             path: path.into(),
             source,
@@ -103,6 +114,15 @@ mod tests {
         let socket = folder.path().join("socket");
         let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         check(&socket, "pipe or socket");
+    }
+
+    #[test]
+    fn links_in_a_circle_are_refused_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("there", folder.path().join("here")).unwrap();
+        std::os::unix::fs::symlink("here", folder.path().join("there")).unwrap();
+        let error = Located::find(&folder.path().join("here")).unwrap_err();
+        assert!(matches!(error, PartError::Circle { .. }), "{error}");
     }
 
     #[test]

@@ -196,7 +196,7 @@ pub(super) fn open_direct(
         .open(&located.canonical)
         .map_err(|source| match source.raw_os_error() {
             Some(libc::EINVAL) => PartError::NoDirectIo { path: path.clone() },
-            Some(_) | None => cannot_open(path, source),
+            Some(_) | None => cannot_open(located, source),
         })?;
     let inspect = |source| PartError::Inspect {
         path: path.clone(),

@@ -7,14 +7,14 @@
 //! because the kernel reports a lost write once and then forgets it.
 
 use super::buffer::{AlignedBuffer, is_aligned};
-use super::error::PartError;
-use super::identity::{Identity, Kind, Located};
+use super::error::{PartError, Protection};
+use super::identity::{Identity, Kind, Located, cannot_open};
 use super::limits::{self, PartLimits};
 use super::lock::{self, Waiting};
 use super::{Disk, DiskError, DiskOp};
 use crate::kernel::Kernel;
 use crate::units::{MIB, Offset, SECTOR, round_down, to_u64, to_usize};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{AtFlags, FallocateFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -68,6 +68,9 @@ impl Part {
                 source,
             })?;
         let file = lock::acquire(&kernel, &located, access, patience, progress)?;
+        if access == Access::ReadWrite {
+            check_device_writable(&kernel, &located)?;
+        }
         Part::of(&kernel, located, file, access)
     }
 
@@ -95,11 +98,7 @@ impl Part {
         let bytes = found.map_err(inspect)?;
         if bytes == 0 && located.identity.kind() == Kind::BlockDevice {
             // A loop device over nothing opens like any other.
-            let source = io::Error::other("the device has no bytes");
-            return Err(PartError::Missing {
-                path: located.path,
-                source,
-            });
+            return Err(PartError::Missing { path: located.path });
         }
         Ok(Part {
             file,
@@ -149,6 +148,17 @@ impl Part {
                     .filter(|missing| *missing > 0))
             }
         }
+    }
+
+    /// Bytes that the filesystem that holds a file still has; `None` if it does not say, and for block
+    /// devices.
+    pub fn free_space(&self) -> Option<u64> {
+        if self.kind() == Kind::BlockDevice {
+            return None;
+        }
+        let filesystem = rustix::fs::fstatvfs(&self.file).ok()?;
+        // Memory without a limit says that it has no blocks at all.
+        (filesystem.f_blocks > 0).then(|| filesystem.f_bfree.saturating_mul(filesystem.f_frsize))
     }
 
     fn error(&self, op: DiskOp, offset: Offset, len: u64, source: io::Error) -> DiskError {
@@ -218,6 +228,37 @@ impl Part {
             done += piece;
         }
         Ok(())
+    }
+}
+
+/// Refuses what [`Part::open`] for writing would refuse because it takes no writes, without opening it.
+/// Whether the caller has the permission is not asked.
+pub fn check_writable(located: &Located) -> Result<(), PartError> {
+    match located.identity.kind() {
+        Kind::BlockDevice => check_device_writable(&Kernel::running(), located),
+        Kind::File => {
+            let asked = rustix::fs::accessat(
+                rustix::fs::CWD,
+                &located.canonical,
+                rustix::fs::Access::WRITE_OK,
+                AtFlags::EACCESS,
+            );
+            match asked.map_err(|errno| cannot_open(located, errno.into())) {
+                Err(error @ PartError::ReadOnly { .. }) => Err(error),
+                Ok(()) | Err(_) => Ok(()),
+            }
+        }
+    }
+}
+
+/// A read-only device opens for writing like any other.
+fn check_device_writable(kernel: &Kernel, located: &Located) -> Result<(), PartError> {
+    match located.identity {
+        Identity::Device(number) if kernel.is_read_only(number) => Err(PartError::ReadOnly {
+            path: located.path.clone(),
+            protection: Protection::Device(located.path.clone()),
+        }),
+        Identity::Device(_) | Identity::File { .. } => Ok(()),
     }
 }
 

@@ -76,6 +76,11 @@ pub fn probe(disk: &mut dyn Disk) -> Result<Vec<Found>, DiskError> {
         found.extend(signature.find(&mut disk)?);
     }
     found.extend(zfs(&mut disk)?);
+    found.extend(promise(&mut disk)?);
+    // The sector that protects a GPT from older programs is worth a word only where that GPT is gone.
+    if found.iter().any(|found| found.name == GPT) {
+        found.retain(|found| found.name != PROTECTIVE);
+    }
     found.sort_by_key(|found| found.offset);
     Ok(found)
 }
@@ -163,6 +168,9 @@ use Class::{
     Cache, Encrypted, Filesystem, FilesystemJournal, PartitionTable, RaidMember, Swap, Volume,
 };
 
+const GPT: &str = "GPT";
+const PROTECTIVE: &str = "GPT (protective MBR)";
+
 const BOOT: &[u8] = &[0x55, 0xaa];
 const EXT: &[u8] = &[0x53, 0xef];
 const UFS1_LITTLE: &[u8] = &[0x54, 0x19, 0x01, 0x00];
@@ -181,6 +189,12 @@ const BCACHEFS: &[u8] = &[
 ];
 const STRATIS: &[u8] = b"!Stra0tis\x86\xff\x02^Arh";
 
+const F2FS: &[u8] = &[0x10, 0x20, 0xf5, 0xf2];
+/// Where the magic lies in the superblock of System V, which is at one of four places.
+const SYSV_MAGIC: usize = 504;
+const SYSV_LITTLE: &[u8] = &[0x20, 0x7e, 0x18, 0xfd];
+const SYSV_BIG: &[u8] = &[0xfd, 0x18, 0x7e, 0x20];
+
 #[rustfmt::skip] // one row a line
 const SIGNATURES: &[Signature] = &[
     // Filesystems of Linux.
@@ -191,24 +205,49 @@ const SIGNATURES: &[Signature] = &[
     plain("XFS", Filesystem, Start(0), 0, b"XFSB"),
     plain("XFS", FilesystemJournal, Start(0), 0, &[0xfe, 0xed, 0xba, 0xbe]),
     plain("btrfs", Filesystem, Start(64 * KIB), 64, b"_BHRfS_M"),
+    plain("btrfs (second superblock)", Filesystem, Start(64 * MIB), 64, b"_BHRfS_M"),
     plain("bcachefs", Filesystem, Start(4096), 24, BCACHEFS),
-    plain("F2FS", Filesystem, Start(1024), 0, &[0x10, 0x20, 0xf5, 0xf2]),
+    plain("F2FS", Filesystem, Start(1024), 0, F2FS),
+    plain("F2FS (second superblock)", Filesystem, Start(4096 + 1024), 0, F2FS),
     plain("JFS", Filesystem, Start(32 * KIB), 0, b"JFS1"),
+    plain("JFS (second superblock)", Filesystem, Start(60 * KIB), 0, b"JFS1"),
     plain("ReiserFS", Filesystem, Start(64 * KIB), 52, b"ReIsEr"),
     plain("ReiserFS", Filesystem, Start(8 * KIB), 52, b"ReIsEr"),
+    plain("ReiserFS", Filesystem, Start(8 * KIB), 20, b"ReIsEr"),
     plain("Reiser4", Filesystem, Start(64 * KIB), 0, b"ReIsEr4"),
     checked("NILFS2", Filesystem, Start(1024), 6, &[0x34, 0x34], |sb| sb.u32(0) == Some(2)),
+    checked("NILFS2 (second superblock)", Filesystem, At(nilfs2_second), 6, &[0x34, 0x34], |sb| sb.u32(0) == Some(2)),
     plain("GFS2", Filesystem, Start(64 * KIB), 0, &[0x01, 0x16, 0x19, 0x70]),
     plain("OCFS2", Filesystem, Start(1024), 0, b"OCFSV2"),
     plain("OCFS2", Filesystem, Start(2048), 0, b"OCFSV2"),
     plain("OCFS2", Filesystem, Start(4096), 0, b"OCFSV2"),
     plain("OCFS2", Filesystem, Start(8192), 0, b"OCFSV2"),
+    plain("OCFS", Filesystem, Start(8 * KIB), 0, b"OracleCFS"),
     plain("SquashFS", Filesystem, Start(0), 0, b"hsqs"),
+    plain("SquashFS", Filesystem, Start(0), 0, b"sqsh"),
+    plain("cramfs", Filesystem, Start(0), 0, &[0x45, 0x3d, 0xcd, 0x28]),
+    plain("cramfs", Filesystem, Start(0), 0, &[0x28, 0xcd, 0x3d, 0x45]),
+    plain("romfs", Filesystem, Start(0), 0, b"-rom1fs-"),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x7f, 0x13], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x8f, 0x13], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x13, 0x7f], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x13, 0x8f], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x68, 0x24], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x78, 0x24], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x24, 0x68], is_minix),
+    checked("Minix", Filesystem, Start(1024), 16, &[0x24, 0x78], is_minix),
+    checked("Minix", Filesystem, Start(1024), 24, &[0x5a, 0x4d], is_minix_3),
+    checked("Minix", Filesystem, Start(1024), 24, &[0x4d, 0x5a], is_minix_3),
+    plain("zonefs", Filesystem, Start(0), 0, b"SFOZ"),
+    plain("UBIFS", Filesystem, Start(0), 0, &[0x31, 0x18, 0x10, 0x06]),
+    plain("mpool", Filesystem, Start(0), 0, b"mpoolDev"),
+    plain("ExFS", Filesystem, Start(0), 0, b"EXFS"),
     plain("EROFS", Filesystem, Start(1024), 0, &[0xe2, 0xe1, 0xf5, 0xe0]),
     // Filesystems of others.
     checked("FAT", Filesystem, Start(0), 510, BOOT, is_fat),
     plain("exFAT", Filesystem, Start(0), 3, b"EXFAT   "),
     plain("NTFS", Filesystem, Start(0), 3, b"NTFS    "),
+    plain("NTFS (second boot sector)", Filesystem, End(512), 3, b"NTFS    "),
     plain("ReFS", Filesystem, Start(0), 3, b"ReFS\0\0\0\0"),
     plain("UFS1", Filesystem, Start(0), UFS_MAGIC, UFS1_LITTLE),
     plain("UFS1", Filesystem, Start(0), UFS_MAGIC, UFS1_BIG),
@@ -225,11 +264,34 @@ const SIGNATURES: &[Signature] = &[
     plain("UFS2", Filesystem, Start(256 * KIB), UFS_MAGIC, UFS2_LITTLE),
     plain("UFS2", Filesystem, Start(256 * KIB), UFS_MAGIC, UFS2_BIG),
     plain("ISO 9660", Filesystem, Start(32 * KIB), 1, b"CD001"),
+    plain("High Sierra", Filesystem, Start(32 * KIB), 9, b"CDROM"),
     plain("UDF", Filesystem, Start(32 * KIB), 1, b"BEA01"),
+    plain("UDF", Filesystem, Start(32 * KIB), 1, b"NSR02"),
+    plain("UDF", Filesystem, Start(32 * KIB), 1, b"NSR03"),
     checked("HFS+", Filesystem, Start(1024), 0, b"H+", |sb| sb.has(2, &[0, 4])),
     checked("HFS+", Filesystem, Start(1024), 0, b"HX", |sb| sb.has(2, &[0, 5])),
     checked("HFS", Filesystem, Start(1024), 0, b"BD", is_hfs),
     plain("APFS", Filesystem, Start(0), 32, b"NXSB"),
+    checked("HPFS", Filesystem, Start(8 * KIB), 0, &[0x49, 0xe8, 0x95, 0xf9], |sb| sb.has(512, &[0x49, 0x18, 0x91, 0xf9])),
+    plain("VMFS", Filesystem, Start(2 * MIB), 0, &[0x5e, 0xf1, 0xab, 0x2f]),
+    plain("VxFS", Filesystem, Start(1024), 0, &[0xf5, 0xfc, 0x01, 0xa5]),
+    plain("VxFS", Filesystem, Start(8 * KIB), 0, &[0xa5, 0x01, 0xfc, 0xf5]),
+    plain("BFS", Filesystem, Start(0), 0, &[0xce, 0xfa, 0xad, 0x1b]),
+    plain("BeFS", Filesystem, Start(0), 32, b"BFS1"),
+    plain("BeFS", Filesystem, Start(0), 32, b"1SFB"),
+    plain("BeFS", Filesystem, Start(512), 32, b"BFS1"),
+    plain("BeFS", Filesystem, Start(512), 32, b"1SFB"),
+    plain("System V", Filesystem, Start(512), SYSV_MAGIC, SYSV_LITTLE),
+    plain("System V", Filesystem, Start(512), SYSV_MAGIC, SYSV_BIG),
+    plain("System V", Filesystem, Start(9 * KIB + 512), SYSV_MAGIC, SYSV_LITTLE),
+    plain("System V", Filesystem, Start(9 * KIB + 512), SYSV_MAGIC, SYSV_BIG),
+    plain("System V", Filesystem, Start(15 * KIB + 512), SYSV_MAGIC, SYSV_LITTLE),
+    plain("System V", Filesystem, Start(15 * KIB + 512), SYSV_MAGIC, SYSV_BIG),
+    plain("System V", Filesystem, Start(18 * KIB + 512), SYSV_MAGIC, SYSV_LITTLE),
+    plain("System V", Filesystem, Start(18 * KIB + 512), SYSV_MAGIC, SYSV_BIG),
+    plain("Xenix", Filesystem, Start(2 * KIB), 0, &[0x2b, 0x55, 0x44]),
+    plain("Xenix", Filesystem, Start(2 * KIB), 0, &[0x44, 0x55, 0x2b]),
+    plain("NetWare", Filesystem, Start(4 * KIB), 0, b"SPB5"),
     // Swap: at the end of the first page, however large a page is there; also with memory in it.
     plain("Linux", Swap, Start(0), 4096 - 10, b"SWAPSPACE2"),
     plain("Linux", Swap, Start(0), 4096 - 10, b"SWAP-SPACE"),
@@ -239,15 +301,21 @@ const SIGNATURES: &[Signature] = &[
     plain("Linux", Swap, Start(60 * KIB), 4096 - 10, b"SWAPSPACE2"),
     plain("hibernated Linux", Swap, Start(0), 4096 - 10, b"S1SUSPEND"),
     plain("hibernated Linux", Swap, Start(0), 4096 - 10, b"S2SUSPEND"),
+    plain("hibernated Linux", Swap, Start(0), 4096 - 10, b"ULSUSPEND"),
     plain("hibernated Linux", Swap, Start(0), 4096 - 10, b"LINHIB0001"),
+    plain("hibernated Linux", Swap, Start(0), 4096 - 10, &[0xed, 0xc3, 0x02, 0xe9, 0x98, 0x56, 0xe5, 0x0c]),
     // Partition tables; the second header of GPT survives much that destroys the first.
-    plain("GPT", PartitionTable, Start(512), 0, b"EFI PART"),
-    plain("GPT", PartitionTable, Start(4096), 0, b"EFI PART"),
+    plain(GPT, PartitionTable, Start(512), 0, b"EFI PART"),
+    plain(GPT, PartitionTable, Start(4096), 0, b"EFI PART"),
+    checked(PROTECTIVE, PartitionTable, Start(0), 510, BOOT, |boot| is_partition_table(boot) && protects_gpt(boot)),
     plain("GPT (second header)", PartitionTable, End(512), 0, b"EFI PART"),
     plain("GPT (second header)", PartitionTable, End(4096), 0, b"EFI PART"),
-    checked("MBR", PartitionTable, Start(0), 510, BOOT, is_partition_table),
+    checked("MBR", PartitionTable, Start(0), 510, BOOT, |boot| is_partition_table(boot) && !protects_gpt(boot)),
     checked("BSD", PartitionTable, Start(512), 0, &[0x57, 0x45, 0x56, 0x82], |label| label.has(132, &[0x57, 0x45, 0x56, 0x82])),
     checked("Apple", PartitionTable, Start(512), 0, b"PM\0\0", |map| map.u32(4).is_some_and(|entries| entries != 0)),
+    checked("Apple", PartitionTable, Start(2048), 0, b"PM\0\0", |map| map.u32(4).is_some_and(|entries| entries != 0)),
+    plain("SGI", PartitionTable, Start(0), 0, &[0x0b, 0xe5, 0xa9, 0x41]),
+    plain("AIX", PartitionTable, Start(0), 0, &[0xc9, 0xc2, 0xd4, 0xc1]),
     checked("Sun", PartitionTable, Start(0), 508, &[0xda, 0xbe], is_sun_label),
     // RAID members. GEOM, md 0.90 and 1.0 and the firmware formats are at the end.
     checked("md 1.1", RaidMember, Start(0), 0, MD_LITTLE, |sb| sb.u32(4) == Some(1)),
@@ -258,9 +326,23 @@ const SIGNATURES: &[Signature] = &[
     plain("dm-raid", RaidMember, Start(0), 0, b"DmRd"),
     plain("Intel firmware", RaidMember, End(1024), 0, b"Intel Raid ISM Cfg Sig. "),
     plain("DDF firmware", RaidMember, End(512), 0, &[0xde, 0x11, 0xde, 0x11]),
+    plain("DDF firmware", RaidMember, End(257 * 512), 0, &[0xde, 0x11, 0xde, 0x11]),
+    plain("LSI firmware", RaidMember, End(512), 0, b"$XIDE$"),
+    plain("NVIDIA firmware", RaidMember, End(1024), 0, b"NVIDIA"),
+    plain("Adaptec firmware", RaidMember, End(512), 0, &[0x37, 0xfc, 0x4d, 0x1e]),
+    plain("HighPoint firmware", RaidMember, Start(4608), 32, &[0xf0, 0x16, 0x78, 0x5a]),
+    plain("HighPoint firmware", RaidMember, Start(4608), 32, &[0xfd, 0x16, 0x78, 0x5a]),
+    plain("HighPoint firmware", RaidMember, End(11 * 512), 0, &[0xf3, 0x16, 0x78, 0x5a]),
+    plain("HighPoint firmware", RaidMember, End(11 * 512), 0, &[0xfd, 0x16, 0x78, 0x5a]),
+    // Two bytes and no more: the version must be one that there has been.
+    checked("JMicron firmware", RaidMember, End(512), 0, b"JM", |sb| sb.u8(3).is_some_and(|major| major < 16)),
+    checked("Silicon Image firmware", RaidMember, End(512), 96, &[0, 0, 0, 0x2f], is_silicon_image),
+    checked("VIA firmware", RaidMember, End(512), 0, BOOT, is_via),
     plain("DRBD", RaidMember, At(last_whole_frame), 60, &[0x83, 0x74, 0x02, 0x6b]),
     plain("DRBD", RaidMember, At(last_whole_frame), 60, &[0x83, 0x74, 0x02, 0x6c]),
     plain("DRBD", RaidMember, At(last_whole_frame), 60, &[0x83, 0x74, 0x02, 0x6d]),
+    plain("DRBD proxy", Volume, Start(0), 0, b"DRBDdlh*"),
+    plain("DRBD manage", Volume, Start(0), 0, b"$DRBDmgr=q"),
     plain("gjournal", Volume, End(512), 0, b"GEOM::JOURNAL"),
     plain("gjournal", Volume, End(4096), 0, b"GEOM::JOURNAL"),
     checked("GEOM", Volume, End(512), 0, b"GEOM::", |label| !label.has(6, b"JOURNAL")),
@@ -270,6 +352,10 @@ const SIGNATURES: &[Signature] = &[
     checked("LVM2", Volume, Start(512), 0, b"LABELONE", is_lvm2),
     checked("LVM2", Volume, Start(1024), 0, b"LABELONE", is_lvm2),
     checked("LVM2", Volume, Start(1536), 0, b"LABELONE", is_lvm2),
+    checked("LVM1", Volume, Start(0), 0, b"HM", |label| matches!(label.u16(2), Some(1 | 2))),
+    plain("VMFS", Volume, Start(MIB), 0, &[0x0d, 0xd0, 0x01, 0xc0]),
+    plain("Oracle ASM", Volume, Start(0), 32, b"ORCLDISK"),
+    plain("UBI", Volume, Start(0), 0, b"UBI#"),
     plain("Stratis", Volume, Start(512), 4, STRATIS),
     plain("VDO", Volume, Start(0), 0, b"dmvdo001"),
     plain("Ceph BlueStore", Volume, Start(0), 0, b"bluestore block device"),
@@ -361,6 +447,46 @@ fn is_partition_table(boot: &Structure) -> bool {
     !of_a_filesystem && ENTRIES.iter().all(is_boot_flag) && ENTRIES.iter().any(is_used)
 }
 
+/// One of the entries is of the type that says: the real table is a GPT.
+fn protects_gpt(boot: &Structure) -> bool {
+    [446, 462, 478, 494]
+        .iter()
+        .any(|entry| boot.u8(entry + 4) == Some(0xee))
+}
+
+/// Bitmaps of inodes and of zones are there, and the numbers are not those of an ext superblock, which can
+/// look like this.
+fn is_minix(superblock: &Structure) -> bool {
+    let is_some = |at| superblock.u16(at).is_some_and(|blocks| blocks != 0);
+    is_some(4) && is_some(6) && !superblock.has(56, EXT)
+}
+
+/// The same for version 3, whose numbers of inodes are wider.
+fn is_minix_3(superblock: &Structure) -> bool {
+    let is_some = |at| superblock.u16(at).is_some_and(|blocks| blocks != 0);
+    is_some(6) && is_some(8) && !superblock.has(56, EXT)
+}
+
+/// A number of one of eight disks, and 16-bit words that sum up to nothing.
+fn is_silicon_image(metadata: &Structure) -> bool {
+    /// Where the checksum is, the last of the words.
+    const CHECKSUM: usize = 0x13e;
+    let words = (0..=CHECKSUM)
+        .step_by(2)
+        .map(|at| metadata.u16(at).unwrap_or(0));
+    let sum = words.fold(0, u16::wrapping_add);
+    sum == 0 && metadata.u8(0x116).is_some_and(|disk| disk < 8)
+}
+
+/// A version that there has been, and a checksum over what comes before it.
+fn is_via(metadata: &Structure) -> bool {
+    /// Where the checksum is.
+    const CHECKSUM: usize = 50;
+    let bytes = (0..CHECKSUM).map(|at| metadata.u8(at).unwrap_or(0));
+    let sum = bytes.fold(0, u8::wrapping_add);
+    metadata.u8(2).is_some_and(|version| version <= 2) && metadata.u8(CHECKSUM) == Some(sum)
+}
+
 /// The sum of a Sun label, by exclusive or, is zero.
 fn is_sun_label(label: &Structure) -> bool {
     let words = (0..SECTOR)
@@ -393,6 +519,11 @@ fn md_0_90(size: u64) -> Option<u64> {
     round_down(size, 64 * KIB).checked_sub(64 * KIB)
 }
 
+/// Eight sectors before the end.
+fn nilfs2_second(size: u64) -> Option<u64> {
+    round_down(size, SECTOR).checked_sub(8 * SECTOR)
+}
+
 fn last_whole_frame(size: u64) -> Option<u64> {
     round_down(size, FRAME).checked_sub(FRAME)
 }
@@ -422,6 +553,28 @@ fn zfs(disk: &mut Peek<'_>) -> Result<Option<Found>, DiskError> {
                     offset: Offset(place),
                 }));
             }
+        }
+    }
+    Ok(None)
+}
+
+/// The firmware of Promise leaves its name in one of a dozen sectors before the end, whichever suits the
+/// geometry that it saw.
+fn promise(disk: &mut Peek<'_>) -> Result<Option<Found>, DiskError> {
+    const SECTORS_BEFORE_END: [u64; 13] = [
+        16, 63, 255, 256, 399, 591, 675, 735, 911, 951, 974, 991, 3087,
+    ];
+    let size = round_down(disk.size, SECTOR);
+    for sectors in SECTORS_BEFORE_END {
+        let Some(place) = size.checked_sub(sectors * SECTOR) else {
+            continue;
+        };
+        if disk.structure(place)?.has(0, b"Promise Technology, Inc.") {
+            return Ok(Some(Found {
+                name: "Promise firmware",
+                class: RaidMember,
+                offset: Offset(place),
+            }));
         }
     }
     Ok(None)
@@ -589,12 +742,14 @@ mod tests {
 
     #[test]
     fn btrfs_is_found() {
-        check_image(128, &["mkfs.btrfs -q -f IMAGE"], &["btrfs"]);
+        let expected = ["btrfs", "btrfs (second superblock)"];
+        check_image(128, &["mkfs.btrfs -q -f IMAGE"], &expected);
     }
 
     #[test]
     fn f2fs_is_found() {
-        check_image(64, &["mkfs.f2fs -q -f IMAGE"], &["F2FS"]);
+        let expected = ["F2FS", "F2FS (second superblock)"];
+        check_image(64, &["mkfs.f2fs -q -f IMAGE"], &expected);
     }
 
     #[test]
@@ -608,7 +763,28 @@ mod tests {
     #[test]
     fn exfat_and_ntfs_are_found_and_are_no_partition_tables() {
         check_image(8, &["mkfs.exfat IMAGE"], &["exFAT"]);
-        check_image(8, &["mkfs.ntfs -q -F -Q IMAGE"], &["NTFS"]);
+        let (_path, mut part) = image(8, &["mkfs.ntfs -q -F -Q IMAGE"]);
+        assert_eq!(names(&mut part), ["NTFS", "NTFS (second boot sector)"]);
+        part.zero(Offset(0), 4096).unwrap();
+        assert_eq!(names(&mut part), ["NTFS (second boot sector)"]);
+    }
+
+    #[test]
+    fn minix_of_every_version_is_found_and_is_no_ext() {
+        for version in ["-1 -n 14", "-1 -n 30", "-2 -n 14", "-2 -n 30", "-3"] {
+            check_image(8, &[&format!("mkfs.minix {version} IMAGE")], &["Minix"]);
+        }
+    }
+
+    #[test]
+    fn small_filesystems_of_util_linux_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), b"x").unwrap();
+        check_image(1, &["mkfs.bfs IMAGE"], &["BFS"]);
+        for order in ["little", "big"] {
+            let command = format!("mkfs.cramfs -N {order} {} IMAGE", folder.path().display());
+            check_image(1, &[&command], &["cramfs"]);
+        }
     }
 
     #[test]
@@ -671,13 +847,13 @@ mod tests {
             .iter()
             .map(|found| (found.name, found.offset.0))
             .collect();
-        let expected = [
-            ("MBR", 510),
-            ("GPT", 512),
-            ("GPT (second header)", 8 * MIB - 512),
-        ];
+        let expected = [("GPT", 512), ("GPT (second header)", 8 * MIB - 512)];
         assert_eq!(places, expected);
-        part.zero(Offset(0), 34 * 512).unwrap();
+        // What protects it is worth a word when it stands alone.
+        part.zero(Offset(512), 33 * 512).unwrap();
+        let expected = ["GPT (protective MBR)", "GPT (second header)"];
+        assert_eq!(names(&mut part), expected);
+        part.zero(Offset(0), 512).unwrap();
         assert_eq!(names(&mut part), ["GPT (second header)"]);
     }
 
@@ -815,11 +991,142 @@ mod tests {
         check_hand_made(&[(508, &[0xda, 0xbe])], &[]);
     }
 
+    /// Names, places and bytes as the formats' own descriptions and libblkid have them.
+    #[test]
+    fn what_other_programs_leave_is_found_at_its_place() {
+        let minix = |at: u64, magic: &'static [u8]| -> Vec<(u64, &'static [u8])> {
+            vec![(1024 + 4, &[1, 0, 1, 0, 1]), (1024 + at, magic)]
+        };
+        check_hand_made(&minix(16, &[0x7f, 0x13]), &[("Minix", 1040)]);
+        check_hand_made(&minix(16, &[0x24, 0x78]), &[("Minix", 1040)]);
+        check_hand_made(&minix(24, &[0x4d, 0x5a]), &[("Minix", 1048)]);
+        check_hand_made(&[(1024 + 16, &[0x7f, 0x13])], &[]);
+
+        let found: &[(&str, u64, &[u8])] = &[
+            ("romfs", 0, b"-rom1fs-"),
+            ("cramfs", 0, &[0x45, 0x3d, 0xcd, 0x28]),
+            ("SquashFS", 0, b"hsqs"),
+            ("SquashFS", 0, b"sqsh"),
+            ("EROFS", 1024, &[0xe2, 0xe1, 0xf5, 0xe0]),
+            ("zonefs", 0, b"SFOZ"),
+            ("UBIFS", 0, &[0x31, 0x18, 0x10, 0x06]),
+            ("UBI", 0, b"UBI#"),
+            ("XFS", 0, b"XFSB"),
+            ("btrfs", 0x10040, b"_BHRfS_M"),
+            ("JFS", 0x8000, b"JFS1"),
+            ("JFS (second superblock)", 0xf000, b"JFS1"),
+            ("ReiserFS", 0x10034, b"ReIsErFs"),
+            ("ReiserFS", 0x10034, b"ReIsEr2Fs"),
+            ("ReiserFS", 0x2034, b"ReIsErFs"),
+            ("ReiserFS", 0x2014, b"ReIsErFs"),
+            ("Reiser4", 0x10000, b"ReIsEr4"),
+            ("F2FS", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
+            ("F2FS (second superblock)", 5120, &[0x10, 0x20, 0xf5, 0xf2]),
+            ("GFS2", 0x10000, &[0x01, 0x16, 0x19, 0x70]),
+            ("OCFS", 0x2000, b"OracleCFS"),
+            ("OCFS2", 0x1000, b"OCFSV2"),
+            ("Oracle ASM", 32, b"ORCLDISK"),
+            ("exFAT", 3, b"EXFAT   "),
+            ("NTFS", 3, b"NTFS    "),
+            ("NTFS (second boot sector)", SIZE - 509, b"NTFS    "),
+            ("ReFS", 3, b"ReFS\0\0\0\0"),
+            ("ISO 9660", 0x8001, b"CD001"),
+            ("High Sierra", 0x8009, b"CDROM"),
+            ("UDF", 0x8001, b"BEA01"),
+            ("UDF", 0x8001, b"NSR03"),
+            ("APFS", 32, b"NXSB"),
+            ("VMFS", 0x20_0000, &[0x5e, 0xf1, 0xab, 0x2f]),
+            ("VMFS", 0x10_0000, &[0x0d, 0xd0, 0x01, 0xc0]),
+            ("VxFS", 1024, &[0xf5, 0xfc, 0x01, 0xa5]),
+            ("BFS", 0, &[0xce, 0xfa, 0xad, 0x1b]),
+            ("BeFS", 0x220, b"1SFB"),
+            ("System V", 512 + 504, &[0x20, 0x7e, 0x18, 0xfd]),
+            ("System V", 15 * 1024 + 512 + 504, &[0xfd, 0x18, 0x7e, 0x20]),
+            ("Xenix", 2048, &[0x2b, 0x55, 0x44]),
+            ("NetWare", 4096, b"SPB5"),
+            ("mpool", 0, b"mpoolDev"),
+            ("hibernated Linux", 4086, b"ULSUSPEND"),
+            ("SGI", 0, &[0x0b, 0xe5, 0xa9, 0x41]),
+            ("AIX", 0, &[0xc9, 0xc2, 0xd4, 0xc1]),
+            ("Intel firmware", SIZE - 1024, b"Intel Raid ISM Cfg Sig. "),
+            ("DDF firmware", SIZE - 512, &[0xde, 0x11, 0xde, 0x11]),
+            ("DDF firmware", SIZE - 257 * 512, &[0xde, 0x11, 0xde, 0x11]),
+            ("LSI firmware", SIZE - 512, b"$XIDE$"),
+            ("NVIDIA firmware", SIZE - 1024, b"NVIDIA"),
+            ("Adaptec firmware", SIZE - 512, &[0x37, 0xfc, 0x4d, 0x1e]),
+            ("HighPoint firmware", 4640, &[0xf0, 0x16, 0x78, 0x5a]),
+            (
+                "HighPoint firmware",
+                SIZE - 11 * 512,
+                &[0xf3, 0x16, 0x78, 0x5a],
+            ),
+            ("JMicron firmware", SIZE - 512, b"JM\0\x01"),
+            (
+                "Promise firmware",
+                SIZE - 63 * 512,
+                b"Promise Technology, Inc.",
+            ),
+            (
+                "Promise firmware",
+                SIZE - 3087 * 512,
+                b"Promise Technology, Inc.",
+            ),
+            ("DRBD", 2 * MIB - 4096 + 60, &[0x83, 0x74, 0x02, 0x6b]),
+            ("DRBD", 2 * MIB - 4096 + 60, &[0x83, 0x74, 0x02, 0x6d]),
+            ("DRBD proxy", 0, b"DRBDdlh*"),
+            ("LVM1", 0, b"HM\x01\0"),
+            ("Stratis", 516, STRATIS),
+            ("VDO", 0, b"dmvdo001"),
+            ("Ceph BlueStore", 0, b"bluestore block device\n"),
+            ("dm-integrity", 0, b"integrt\0"),
+            ("dm-verity", 0, b"verity\0\0"),
+            ("dm-snapshot", 0, b"SnAp"),
+            ("BitLocker", 3, b"-FVE-FS-"),
+            ("bcachefs", 4120, BCACHEFS),
+            ("bcache", 4120, BCACHE),
+        ];
+        for (name, place, bytes) in found {
+            check_hand_made(&[(*place, bytes)], &[(name, *place)]);
+        }
+        check_hand_made(&[(SIZE - 512, b"JM\0\x7f")], &[]);
+        check_hand_made(&[(0, b"HM\x09\0")], &[]);
+    }
+
+    #[test]
+    fn what_has_a_check_is_found_with_it_and_not_without() {
+        let apple: [&[u8]; 2] = [b"PM\0\0\0\0\0\x01", b"PM\0\0\0\0\0\0"];
+        for place in [512, 2048] {
+            check_hand_made(&[(place, apple[0])], &[("Apple", place)]);
+            check_hand_made(&[(place, apple[1])], &[]);
+        }
+        let nilfs2 = [2, 0, 0, 0, 0, 0, 0x34, 0x34];
+        check_hand_made(&[(1024, &nilfs2)], &[("NILFS2", 1030)]);
+        let second = SIZE - 8 * 512;
+        let expected = [("NILFS2 (second superblock)", second + 6)];
+        check_hand_made(&[(second, &nilfs2)], &expected);
+        let hpfs: [&[u8]; 2] = [&[0x49, 0xe8, 0x95, 0xf9], &[0x49, 0x18, 0x91, 0xf9]];
+        check_hand_made(&[(0x2000, hpfs[0]), (0x2200, hpfs[1])], &[("HPFS", 0x2000)]);
+        check_hand_made(&[(0x2000, hpfs[0])], &[]);
+
+        // Checksums: eight-bit over 50 bytes, and sixteen-bit words that sum up to nothing.
+        let last = SIZE - 512;
+        let via: &[(u64, &[u8])] = &[(last, &[0x55, 0xaa, 1]), (last + 50, &[0])];
+        check_hand_made(via, &[("VIA firmware", last)]);
+        check_hand_made(&[(last, &[0x55, 0xaa, 1]), (last + 50, &[1])], &[]);
+        check_hand_made(&[(last, &[0x55, 0xaa, 3]), (last + 50, &[2])], &[]);
+        let silicon = |sum: &'static [u8]| -> [(u64, &'static [u8]); 2] {
+            [(last + 96, &[0, 0, 0, 0x2f]), (last + 0x13e, sum)]
+        };
+        let expected = [("Silicon Image firmware", last + 96)];
+        check_hand_made(&silicon(&[0, 0xd1]), &expected);
+        check_hand_made(&silicon(&[0, 0xd0]), &[]);
+    }
+
     #[test]
     fn every_signature_is_found_where_it_stands() {
         // The checks are the business of the tests above; here each magic, its place and its name.
         for signature in SIGNATURES {
-            let size = 8 * MIB + 512;
+            let size = 65 * MIB + 512;
             let mut disk = Ram::new(size);
             let base = signature.base.resolve(size).unwrap();
             let start = to_usize(base) + signature.magic_at;

@@ -131,6 +131,8 @@ pub enum AssembleError {
         role: Role,
         /// Of which array.
         name: String,
+        /// How many members that has.
+        members: u8,
     },
     /// `label` was interrupted.
     #[error("{part}: labelling this array was interrupted; run label again")]
@@ -364,6 +366,7 @@ pub fn assemble(disks: Vec<Box<dyn Disk>>) -> Result<Set, AssembleError> {
         return Err(AssembleError::Missing {
             role: Role::Member(0),
             name: String::new(),
+            members: 0,
         });
     };
     let (shape, name) = (first.shape, first.name.clone());
@@ -374,7 +377,11 @@ pub fn assemble(disks: Vec<Box<dyn Disk>>) -> Result<Set, AssembleError> {
     }
     for (index, role) in roles.iter().enumerate() {
         if parts.get(index).map(|(sb, _)| sb.role) != Some(*role) {
-            return Err(AssembleError::Missing { role: *role, name });
+            return Err(AssembleError::Missing {
+                role: *role,
+                name,
+                members: shape.members,
+            });
         }
     }
     let (superblocks, disks) = parts.into_iter().unzip();

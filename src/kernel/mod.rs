@@ -192,6 +192,13 @@ impl Kernel {
         partitions
     }
 
+    /// Whether the device takes no writes: a switch on the medium, a snapshot, `blockdev --setro`. Opening it
+    /// for writing succeeds all the same; only the first write would tell.
+    pub fn is_read_only(&self, number: DeviceNumber) -> bool {
+        let folder = self.device_folder(number);
+        folder.and_then(|folder| unsigned(&folder.join("ro"))) == Some(1)
+    }
+
     /// Devices that are built on this one: device mapper, md, bcache.
     pub fn holders(&self, number: DeviceNumber) -> Vec<String> {
         let Some(folder) = self.device_folder(number) else {
@@ -505,6 +512,24 @@ mod tests {
             [number("8:1"), number("8:2")]
         );
         assert_eq!(kernel.device_name(number("8:2")).as_deref(), Some("sda2"));
+    }
+
+    #[test]
+    fn a_device_is_read_only_when_the_kernel_says_so_and_at_no_other_time() {
+        let machine = Machine::empty();
+        for (name, device, ro) in [
+            ("sda", "8:0", "1\n"),
+            ("sdb", "8:16", "0\n"),
+            ("sdc", "8:32", "?"),
+        ] {
+            machine.disk(name, device);
+            machine.file(&format!("sys/devices/pci/block/{name}/ro"), ro);
+        }
+        machine.disk("sdd", "8:48");
+        let kernel = machine.kernel();
+        let found = ["8:0", "8:16", "8:32", "8:48", "9:9"]
+            .map(|device| kernel.is_read_only(number(device)));
+        assert_eq!(found, [true, false, false, false, false]);
     }
 
     #[test]

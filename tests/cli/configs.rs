@@ -45,6 +45,11 @@ fn a_wrong_configuration_is_exit_code_2_with_file_line_key_expected_and_found() 
             "[journal",
             ", line 4, column 9: not valid TOML: unclosed table, expected `]`",
         ),
+        (
+            "[journal]",
+            "members = []\n[journal]",
+            ", line 4, column 1: not valid TOML: duplicate key members",
+        ),
     ] {
         assert!(good.contains(from), "{from}");
         fs::write(&config, good.replace(from, to)).expect("written");
@@ -69,6 +74,13 @@ fn a_wrong_configuration_is_exit_code_2_with_file_line_key_expected_and_found() 
 #[test]
 fn a_configuration_that_is_no_file_is_exit_code_2() {
     let folder = tempfile::tempdir().expect("a folder");
+    for command in READERS {
+        call(&[command, "vol0"]).assert_failed(
+            2,
+            "vol0: cannot read the configuration: no such file; expected the path of a configuration (vol0.toml?), not \
+             an array's name",
+        );
+    }
     let gone = folder.path().join("gone.toml");
     for command in READERS {
         call(&[command, text(&gone)]).assert_failed(

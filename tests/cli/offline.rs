@@ -162,7 +162,9 @@ fn a_new_array_is_labelled_checked_dumped_and_cleared() {
     assert_eq!(disks.done(&["clear"]), "offline: labels taken off\n");
     assert_says(
         &disks.refused(&["clear"]),
-        &["member0: no ujournal superblock"],
+        &[
+            "member0: carries no ujournal label, expected a part of array offline; check data.members",
+        ],
     );
     assert_eq!(
         call(&["dump", text(&disks.path("journal"))]).failure(3),
@@ -182,7 +184,8 @@ fn label_refuses_what_carries_something_until_it_is_forced() {
         &disks.refused(&["label"]),
         &[
             "member0: is member 0 of the ujournal array offline",
-            "label --force",
+            "to use it: ujournal start ",
+            "vol.toml; label --force",
         ],
     );
     disks.done(&["label", "--force"]);
@@ -242,38 +245,15 @@ fn a_label_that_was_interrupted_is_refused_by_start_and_done_again_by_label() {
     );
 }
 
+/// What is on the disks, by their names.
+fn carried(disks: &Disks) -> [bool; 3] {
+    ["member0", "member1", "journal"].map(|name| call(&["dump", text(&disks.path(name))]).code == 0)
+}
+
 #[test]
-fn clear_force_takes_off_damaged_labels_of_its_array_and_touches_nothing_else() {
-    let (disks, other) = (Disks::new(), Disks::new());
+fn clear_force_takes_off_damaged_labels_too() {
+    let disks = Disks::new();
     disks.done(&["label"]);
-    other.write_config("");
-    let config = fs::read_to_string(other.path("vol.toml")).expect("read");
-    fs::write(other.path("vol.toml"), config.replace("offline", "other")).expect("written");
-    other.done(&["label"]);
-
-    // Something where the superblocks would be that is none, as a filesystem has it.
-    let member = fs::read(disks.path("member1")).expect("read");
-    fs::write(disks.path("member1"), vec![0xa5; 32 << 20]).expect("written");
-    assert_says(
-        &disks.refused(&["clear", "--force"]),
-        &["member1: no ujournal superblock"],
-    );
-    fs::copy(other.path("member1"), disks.path("member1")).expect("copied");
-    assert_says(
-        &disks.refused(&["clear", "--force"]),
-        &[
-            "member1: is member 1 of the ujournal array other (",
-            "), not of offline",
-        ],
-    );
-    fs::write(disks.path("member1"), vec![0; 512]).expect("written");
-    assert_says(
-        &disks.refused(&["clear", "--force"]),
-        &["member1: no ujournal superblock"],
-    );
-
-    // Damaged, and dirty: what --force is for.
-    fs::write(disks.path("member1"), member).expect("written");
     disks.change("member1", 4096 + 200, |byte| !byte);
     disks.change("member1", (32 << 20) - 4096 + 200, |byte| !byte);
     assert_says(
@@ -286,6 +266,71 @@ fn clear_force_takes_off_damaged_labels_of_its_array_and_touches_nothing_else() 
         assert_says(dump.failure(3), &["no ujournal superblock"]);
     }
     disks.done(&["label"]);
+}
+
+#[test]
+fn clear_force_clears_what_is_there_of_its_array_and_touches_nothing_else() {
+    let other = Disks::new();
+    let config = fs::read_to_string(other.path("vol.toml")).expect("read");
+    fs::write(other.path("vol.toml"), config.replace("offline", "other")).expect("written");
+    other.done(&["label"]);
+    let of_another_array = fs::read(other.path("member1")).expect("read");
+
+    // Gone; something where the superblocks would be that is none, as a filesystem has it; another array's;
+    // and what is too small for anything.
+    for (stranger, words) in [
+        (None, "member1: there is no such disk or file"),
+        (
+            Some(vec![0xa5; 32 << 20]),
+            "member1: carries no ujournal label",
+        ),
+        (
+            Some(of_another_array),
+            "member1: is member 1 of the ujournal array other (",
+        ),
+        (Some(vec![0; 512]), "member1: carries no ujournal label"),
+    ] {
+        let disks = Disks::new();
+        disks.done(&["label"]);
+        match &stranger {
+            None => fs::remove_file(disks.path("member1")).expect("removed"),
+            Some(bytes) => fs::write(disks.path("member1"), bytes).expect("written"),
+        }
+        disks.refused(&["clear"]);
+        assert!(carried(&disks)[0]);
+        let cleared = disks.call(&["clear", "--force"]);
+        assert_says(
+            cleared.failure(1),
+            &[
+                "offline: labels taken off 2 of 3 parts; not off the others: ",
+                words,
+            ],
+        );
+        let [member, _, journal] = carried(&disks);
+        assert!(!member && !journal, "{words}: they still carry labels");
+        let left = fs::read(disks.path("member1")).ok();
+        assert!(left == stranger, "{words}: it was changed");
+        // Nothing is left to do: nothing is done.
+        assert_says(
+            &disks.refused(&["clear", "--force"]),
+            &["member0: carries no ujournal label", words],
+        );
+    }
+}
+
+#[test]
+fn clear_force_does_not_take_two_arrays_of_one_name_for_one() {
+    let (disks, namesake) = (Disks::new(), Disks::new());
+    disks.done(&["label"]);
+    namesake.done(&["label"]);
+    fs::copy(namesake.path("member1"), disks.path("member1")).expect("copied");
+    assert_says(
+        &disks.refused(&["clear", "--force"]),
+        &[
+            "member0 and ",
+            "member1 are of two arrays that are both called offline",
+        ],
+    );
 }
 
 #[test]
@@ -330,8 +375,9 @@ fn the_least_journal_that_is_named_is_one_that_label_takes() {
         &disks.refused(&["label"]),
         &[
             "journal: has ",
-            &(least - 4096).to_string(),
-            &format!("at least {least}"),
+            "6532KiB",
+            "for requests of 512KiB",
+            "at least 6536KiB",
             "lower device.max_io",
         ],
     );
@@ -345,6 +391,7 @@ fn the_least_journal_that_is_named_is_one_that_label_takes() {
 fn a_part_that_cannot_be_one_is_refused_by_name() {
     let disks = Disks::new();
     disks.done(&["label"]);
+    std::os::unix::fs::symlink("circle", disks.path("circle")).expect("linked");
     let config = fs::read_to_string(disks.path("vol.toml")).expect("read");
     for (stranger, words) in [
         (
@@ -359,12 +406,16 @@ fn a_part_that_cannot_be_one_is_refused_by_name() {
             "/dev/null",
             "is a character device, expected a block device or a regular file",
         ),
+        ("circle", "its symbolic links lead in a circle"),
         ("/proc/self/status", "refuses direct I/O (O_DIRECT)"),
     ] {
         let changed = config.replace("\"member1\"", &format!("\"{stranger}\""));
         fs::write(disks.path("vol.toml"), changed).expect("written");
         for command in [&["label", "--force"][..], &["clear"], &["clear", "--force"]] {
-            assert_says(&disks.refused(command), &[words]);
+            // What is merely gone keeps `clear --force` from nothing: see its own tests.
+            if stranger != "gone" || command != ["clear", "--force"] {
+                assert_says(&disks.refused(command), &[words]);
+            }
         }
         let check = disks.call(&["check"]);
         assert_eq!((check.code, check.stderr.as_str()), (3, ""));
@@ -420,9 +471,36 @@ fn parts_that_do_not_belong_together_are_refused() {
     fs::copy(other.path("journal"), one.path("journal")).expect("copied");
     let check = one.call(&["check"]);
     assert_eq!(check.code, 3, "{}", check.stdout);
+    assert_says(
+        &check.stdout,
+        &[
+            "member0 belongs to array offline (",
+            "journal to array offline (",
+            "vol.toml cannot mean both: correct journal.device",
+        ],
+    );
     fs::copy(one.path("member0"), one.path("member1")).expect("copied");
     let check = one.call(&["check"]);
     assert_eq!(check.code, 3, "{}", check.stdout);
+    // Another name, another array: which of them the file means.
+    let foreign = Disks::new();
+    let config = fs::read_to_string(foreign.path("vol.toml")).expect("read");
+    fs::write(
+        foreign.path("vol.toml"),
+        config.replace("offline", "foreign"),
+    )
+    .expect("written");
+    foreign.done(&["label"]);
+    fs::copy(foreign.path("member1"), one.path("member1")).expect("copied");
+    let check = one.call(&["check"]);
+    assert_eq!(check.code, 3, "{}", check.stdout);
+    assert_says(
+        &check.stdout,
+        &[
+            "member1 to array foreign (",
+            "vol.toml means offline: correct data.members",
+        ],
+    );
     // Another name for the same file.
     fs::remove_file(one.path("member1")).expect("removed");
     fs::hard_link(one.path("member0"), one.path("member1")).expect("linked");
@@ -436,7 +514,9 @@ fn a_key_that_was_fixed_at_label_time_is_named_with_both_values() {
     disks.write_config("data.chunk = \"128KiB\"\n");
     assert_says(
         &disks.refused(&["clear"]),
-        &["data.chunk", "131072", "65536", "fixed at label time"],
+        &[
+            "vol.toml: data.chunk is 128KiB, labelled with 64KiB; it is fixed at label time, set it back",
+        ],
     );
     disks.write_config("device.block_size = 4096\n");
     assert_says(
@@ -446,7 +526,7 @@ fn a_key_that_was_fixed_at_label_time_is_named_with_both_values() {
     disks.write_config("journal.size = \"16MiB\"\n");
     assert_says(
         &disks.refused(&["clear"]),
-        &["journal.size", "fixed at label time"],
+        &["journal.size is 16MiB, labelled with 32MiB;"],
     );
     // The order of members is not fixed by the file.
     let turned = "name = \"offline\"\ndata.members = [\"member1\", \"member0\"]\njournal.device = \"journal\"\n";
@@ -461,7 +541,135 @@ fn a_part_without_any_superblock_is_refused() {
     fs::write(disks.path("member1"), vec![0xa5; 32 << 20]).expect("written");
     let check = disks.call(&["check"]);
     assert_eq!(check.code, 3, "{}", check.stdout);
-    assert_says(&check.stdout, &["member1: no ujournal superblock"]);
+    assert_says(
+        &check.stdout,
+        &[
+            "member1: carries no ujournal label, expected a part of array offline; check data.members",
+        ],
+    );
+}
+
+#[test]
+fn members_or_a_journal_that_the_file_does_not_list_are_named() {
+    let disks = Disks::new();
+    disks.done(&["label"]);
+    for (text, sentence) in [
+        (
+            "data.members = [\"member0\"]\njournal.device = \"journal\"\n",
+            "vol.toml lists 1 member, array offline has 2: member 1 is not among them",
+        ),
+        (
+            "data.members = [\"member0\", \"member1\"]\njournal.size = \"16MiB\"\n",
+            "vol.toml names no journal.device, but offline was labelled with one",
+        ),
+    ] {
+        fs::write(
+            disks.path("vol.toml"),
+            format!("name = \"offline\"\n{text}"),
+        )
+        .expect("written");
+        assert_says(&disks.refused(&["clear"]), &[sentence]);
+        let check = disks.call(&["check"]);
+        assert_eq!(check.code, 3);
+        assert_says(&check.stdout, &[sentence]);
+    }
+}
+
+#[test]
+fn a_member_that_is_too_small_for_the_journal_on_it_names_the_key() {
+    let disks = Disks::new();
+    let attached =
+        "name = \"offline\"\ndata.members = [\"member0\", \"member1\"]\njournal.size = \"64MiB\"\n";
+    fs::write(disks.path("vol.toml"), attached).expect("written");
+    assert_says(
+        &disks.refused(&["label"]),
+        &[
+            "member0: has 32MiB, each member of this array needs at least ",
+            " because of journal.size, which is 64MiB",
+        ],
+    );
+}
+
+#[test]
+fn a_label_of_which_one_copy_is_lost_is_told_by_check_and_starts_all_the_same() {
+    for (name, place, words) in [
+        (
+            "member1",
+            0,
+            "member1: first label unreadable, the second is used; start rewrites it",
+        ),
+        (
+            "journal",
+            (32 << 20) - 4096,
+            "journal: second label unreadable, the first is used; start rewrites it",
+        ),
+    ] {
+        let disks = Disks::new();
+        disks.done(&["label"]);
+        assert!(!disks.done(&["check"]).contains("unreadable"));
+        let mut bytes = fs::read(disks.path(name)).expect("read");
+        let end = bytes.len().min(place + (1 << 20));
+        bytes[place..end].fill(0);
+        fs::write(disks.path(name), bytes).expect("written");
+        assert_says(
+            &disks.done(&["check"]),
+            &["would start", "note      ", words],
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&disks.done(&["check", "--json"])).expect("JSON");
+        let findings = json["findings"].as_array().expect("a list");
+        assert!(
+            findings
+                .iter()
+                .any(|finding| finding.as_str().is_some_and(|text| text.contains(words))),
+            "{json}"
+        );
+    }
+}
+
+#[test]
+fn a_member_file_with_holes_is_labelled_with_a_note() {
+    let disks = Disks::new();
+    let labelled = disks.done(&["label"]);
+    assert_says(
+        &labelled,
+        &[
+            "note: ",
+            "member0: is a sparse file, ",
+            "fallocate -l 33554432 ",
+        ],
+    );
+    assert_eq!(
+        labelled.matches("note: ").count(),
+        2,
+        "the journal is filled: {labelled}"
+    );
+    disks.done(&["clear"]);
+    for name in ["member0", "member1"] {
+        fs::write(disks.path(name), vec![0; 32 << 20]).expect("written");
+    }
+    assert!(!disks.done(&["label"]).contains("note: "));
+}
+
+#[test]
+fn dump_of_a_configuration_says_what_dump_takes() {
+    let disks = Disks::new();
+    let config = disks.path("vol.toml");
+    assert_says(
+        call(&["dump", text(&config)]).failure(3),
+        &[
+            "vol.toml: dump takes a disk, or a file that is a part of an array",
+            "check takes the configuration",
+        ],
+    );
+    // As everywhere else, JSON for people and programs.
+    disks.done(&["label"]);
+    let dump = call(&["dump", "--json", text(&disks.path("journal"))]);
+    assert!(
+        dump.stdout.starts_with("{\n  \"path\": "),
+        "{}",
+        dump.stdout
+    );
 }
 
 /// A label that cannot be read is still one: only `--force` may write over it.

@@ -8,11 +8,24 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
         (&[][..], "expected a command: see `ujournal --help`"),
         (
             &["strat"],
-            "unrecognized subcommand 'strat'; tip: some similar subcommands exist: 'status', 'start': see `ujournal --help`",
+            "unrecognized subcommand 'strat'; did you mean 'start'?: see `ujournal --help`",
         ),
         (
             &["help", "strat"],
-            "unrecognized subcommand 'strat': see `ujournal --help`",
+            "unrecognized subcommand 'strat'; did you mean 'start'?: see `ujournal --help`",
+        ),
+        (
+            &["create", "x"],
+            "unrecognized subcommand 'create'; did you mean 'label'?: see `ujournal --help`",
+        ),
+        (
+            &["nothing-like-it"],
+            "unrecognized subcommand 'nothing-like-it': see `ujournal --help`",
+        ),
+        // What gives up data is never put into anybody's mouth.
+        (
+            &["start", "--force", "x"],
+            "unexpected argument '--force' found: see `ujournal start --help`",
         ),
         (
             &["label"],
@@ -20,7 +33,7 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
         ),
         (
             &["label", "--forse", "x"],
-            "unexpected argument '--forse' found; tip: a similar argument exists: '--force': see `ujournal label --help`",
+            "unexpected argument '--forse' found; did you mean '--force'?: see `ujournal label --help`",
         ),
         (
             &["label", "a", "b"],
@@ -39,6 +52,11 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
             &["sync", "Vol0"],
             "invalid value 'Vol0' for '<NAME>': expected a name of 1 to 32 characters a-z, 0-9, _ and -, \
              the first a letter or a digit: see `ujournal sync --help`",
+        ),
+        (
+            &["stop", "vol0.toml"],
+            "invalid value 'vol0.toml' for '<NAME>': this is a configuration, expected the array's name, which stands \
+             in it: see `ujournal stop --help`",
         ),
         (
             &["start", "--wait", "30", "x"],
@@ -60,7 +78,7 @@ fn wrong_usage_is_one_sentence_with_a_pointer_to_the_help() {
         ),
         (
             &["sync", "vol0", "--json"],
-            "unexpected argument '--json' found; tip: to pass '--json' as a value, use '-- --json': see `ujournal sync --help`",
+            "unexpected argument '--json' found: see `ujournal sync --help`",
         ),
     ] {
         call(arguments).assert_failed(2, sentence);

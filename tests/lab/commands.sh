@@ -251,6 +251,6 @@ nothing_left
 step 'clear; after that start is refused'
 expect 0 clear "$config"
 expect 3 start "$config"
-says 'no ujournal superblock'
+says 'carries no ujournal label'
 nothing_left
 echo 'commands: all held'

@@ -129,7 +129,7 @@ def grown(folder, quick):
         os.truncate(part, os.path.getsize(part) + MIB + SECTOR)
     checked = ujournal("check", array.config).expect_done("would start")
     for part in array.parts:
-        expect(f"{part} has {MIB + SECTOR} bytes more" in checked.out, f"check does not say that {part} has grown: {checked}")
+        expect(f"{part} has 1.0 MiB ({MIB + SECTOR} bytes) more" in checked.out, f"check does not say that {part} has grown: {checked}")
     array.start()
     expect_equal("size", size, array.size())
     expect_equal("sha256 of the device", before, sha256(array.link))
@@ -140,7 +140,7 @@ def grown(folder, quick):
             expect(not any(file.read()), f"{part} was written behind its old end")
     # All of this must hold for the labels that come off as well.
     ujournal("clear", array.config).expect_done()
-    ujournal("start", array.config).expect_failed(REFUSED, "no ujournal superblock")
+    ujournal("start", array.config).expect_failed(REFUSED, "carries no ujournal label")
 
 
 # Arrays that run.
@@ -214,6 +214,11 @@ def takeover_differs(folder, quick):
     write_at(array.link, 0, pattern("live", MIB))
     before = sha256(array.link)
     array.kill()
+    block = array.block
+    wait_until("the device to be left behind", lambda: (
+        f"{block} is still there from a daemon that ended: start takes it over" in ujournal("check", array.config).expect_done().out))
+    expect_equal("the kind of start that check foresees", "takeover",
+                 json.loads(ujournal("check", array.config, "--json").expect_done().out)["recovery"]["kind"])
     changed = array.write(file="changed.toml", keys=Array.SMALL | {
         "device": ["queue_depth = 16", 'max_io = "64KiB"'], "commit": ['sync = "always"']})
     array.start(config=changed)
@@ -296,7 +301,7 @@ def given_up(folder, quick):
         # Its journal's disk has been replaced.
         os.rename(array.journal, array.journal + ".away")
         file_of(folder, os.path.basename(array.journal), 4 * MIB)
-        ujournal("start", array.config).expect_failed(REFUSED, array.journal, "no ujournal superblock")
+        ujournal("start", array.config).expect_failed(REFUSED, array.journal, "carries no ujournal label")
         expect_waiting(array, "no daemon")
         with unchanged(*array.parts, array.journal + ".away"):
             ujournal("stop", "--force", array.name).expect_done(block, "gets errors", "stays dirty")
@@ -464,7 +469,8 @@ def missing(folder, quick):
             if part in array.members:
                 fewer = array.write(file="fewer.toml", members=[m for m in array.members if m != part])
                 role = f"member {array.members.index(part)}"
-                ujournal("start", fewer).expect_failed(REFUSED, f"{role} of array missing is missing")
+                ujournal("start", fewer).expect_failed(
+                    REFUSED, f"{fewer} lists 2 members, array missing has 3: {role} is not among them")
         os.rename(away, part)
     empty = "/dev/loop7"
     with unchanged(*array.parts):
@@ -490,11 +496,11 @@ def foreign(folder, quick):
     os.mkfifo(pipe)
     with unchanged(*array.parts, *other.parts, blank, noise, tiny):
         for stranger, words in [
-            (other.members[1], [array.members[0], "array", "(mine)", other.members[1], "(theirs)"]),
-            (other.journal, [array.members[0], "(mine)", other.journal, "(theirs)"]),
-            (blank, [blank, "no ujournal superblock"]),
-            (noise, [noise, "no ujournal superblock"]),
-            (tiny, [tiny, "no ujournal superblock"]),
+            (other.members[1], [array.members[0], "array mine", other.members[1], "array theirs", "means mine: correct data.members"]),
+            (other.journal, [array.members[0], "array mine", other.journal, "array theirs"]),
+            (blank, [blank, "carries no ujournal label"]),
+            (noise, [noise, "carries no ujournal label"]),
+            (tiny, [tiny, "carries no ujournal label"]),
             (pipe, [pipe, "is a pipe or socket", "expected a block device or a regular file"]),
             (folder, [folder, "is a directory"]),
             ("/dev/null", ["/dev/null", "is a character device"]),
@@ -504,7 +510,7 @@ def foreign(folder, quick):
             checked = ujournal("check", config)
             expect(checked.code == REFUSED and words[-1] in checked.out, f"{checked}")
             ujournal("clear", config).expect_failed(REFUSED, *words)
-        for stranger, words in [(other.journal, ["(mine)", "(theirs)", other.journal]), (blank, [blank, "no ujournal superblock"]),
+        for stranger, words in [(other.journal, ["array mine", "array theirs", other.journal, "correct journal.device"]), (blank, [blank, "carries no ujournal label"]),
                                 (array.members[0], ["more than once", array.members[0]])]:
             config = array.write(file="foreign.toml", journal=stranger)
             outcome = ujournal("start", config)
@@ -536,7 +542,7 @@ def exchanged(folder, quick):
             for array, other in [(one, two), (two, one)]:
                 config = array.write(file="exchanged.toml", journal=other.journal)
                 for command in ("start", "clear"):
-                    ujournal(command, config).expect_failed(REFUSED, "belongs to array", "(one)", "(two)", other.journal)
+                    ujournal(command, config).expect_failed(REFUSED, "belongs to array", "array one", "array two", other.journal)
     for array in arrays:
         array.start()
         with open(array.link, "rb") as device:
@@ -579,12 +585,12 @@ def shrunk(folder, quick):
         for less in (SECTOR, size // 2) if quick else (SECTOR, 4 * KIB, 64 * KIB, size // 2, size - 4 * KIB):
             os.truncate(part, size - less)
             with unchanged(*array.parts):
-                words = ["no ujournal superblock"] if size - less < 16 * KIB else [f"has {size - less} bytes", f"had {size}"]
+                words = ["carries no ujournal label"] if size - less < 16 * KIB else [f"it had {size // MIB}MiB"]
                 ujournal("start", array.config).expect_failed(REFUSED, part, *words)
                 ujournal("clear", array.config).expect_failed(REFUSED, part, *words)
         os.truncate(part, 0)
         with unchanged(*array.parts):
-            ujournal("start", array.config).expect_failed(REFUSED, part, "no ujournal superblock")
+            ujournal("start", array.config).expect_failed(REFUSED, part, "carries no ujournal label")
         os.replace(whole, part)
     array.start()
     array.stop()
@@ -694,23 +700,69 @@ def fixed_keys(folder, quick):
     small = Array.SMALL
     with unchanged(*array.parts):
         for changes, words in [
-            (dict(chunk="32KiB"), ["data.chunk", "32768", "65536"]),
+            (dict(chunk="32KiB"), ["data.chunk is 32KiB, labelled with 64KiB"]),
             (dict(name="other"), ["name", "other", "fixed"]),
-            (dict(keys=small | {"journal": ['size = "3584KiB"']}), ["journal.size", str(3584 * KIB), str(3840 * KIB)]),
+            (dict(keys=small | {"journal": ['size = "3584KiB"']}), ["journal.size is 3584KiB, labelled with 3840KiB"]),
             (dict(keys=small | {"journal": ['size = "3840KiB"'],
                                 "device": [*small["device"], "block_size = 4096"]}), ["device.block_size", "4096", "512"]),
-            (dict(members=array.members[:2]), ["member 2 of array fixed is missing"]),
-            (dict(members=array.members[:2], journal=array.members[2]), ["journal of array fixed is missing"]),
-            (dict(journal=None, keys=small | {"journal": ['size = "3840KiB"']}), ["journal", "is missing"]),
+            (dict(members=array.members[:2]), ["lists 2 members, array fixed has 3: member 2 is not among them"]),
+            (dict(members=array.members[:2], journal=array.members[2]), ["array fixed has 3: journal is not among them"]),
+            (dict(journal=None, keys=small | {"journal": ['size = "3840KiB"']}),
+             ["names no journal.device, but fixed was labelled with one"]),
         ]:
             config = array.write(file="changed.toml", **changes)
             outcome = ujournal("start", config).expect_failed(REFUSED, *words)
-            if "is missing" not in words[-1]:
+            if "labelled with one" not in words[-1] and "not among them" not in words[-1]:
                 expect(config in outcome.err and "fixed at label time" in outcome.err, f"{outcome}")
             checked = ujournal("check", config)
             expect(checked.code == REFUSED and all(word in checked.out for word in words), f"{checked}")
     array.start()
     array.stop()
+
+
+@case("a part that takes no writes is refused by every command that writes and told by check, before the first write")
+def read_only(folder, quick):
+    image = file_of(folder, "image", 64 * MIB)
+    run("mkfs.ext4", "-q", image)
+    files = [file_of(folder, name, 16 * MIB) for name in ("first", "last")]
+    with loop(image) as disk, mounted(disk, os.path.join(folder, "mnt")) as point, \
+            contextlib.ExitStack() as stack:
+        disks = [stack.enter_context(loop(file)) for file in files]
+        inside = file_of(point, "inside", 16 * MIB)
+        journal = file_of(folder, "journal", 4 * MIB)
+        array = Array(folder, "protected", [disks[0], inside, disks[1]], journal)
+
+        def refused(*words):
+            # Whatever comes before it in the file has not been written either.
+            with unchanged(*files, inside, journal):
+                for command in (["start"], ["label", "--force"], ["clear"], ["clear", "--force"]):
+                    ujournal(*command, array.config).expect_failed(REFUSED, *words)
+                checked = ujournal("check", array.config)
+                expect(checked.code == REFUSED and "would be refused" in checked.out
+                       and all(word in checked.out for word in words), f"{checked}")
+
+        array.label()
+        for protected in disks:
+            run("blockdev", "--setro", protected)
+            refused(f"{protected}: is read-only; make it writable: blockdev --setrw {protected}")
+            run("blockdev", "--setrw", protected)
+        run("mount", "-o", "remount,ro", point)
+        refused(inside, "mounted read-only", "remount,rw")
+        run("mount", "-o", "remount,rw", point)
+        run("chattr", "+i", inside)
+        refused(inside, "is marked as immutable", f"chattr -i -a {inside}")
+        run("chattr", "-i", inside)
+        # The array is as clean as it was.
+        ujournal("check", array.config).expect_done("would start", "stopped cleanly")
+        array.start()
+        write_at(array.link, 0, pattern("protected", MIB))
+        # A daemon that died, and a disk that became read-only behind it: refused, and taken over once it is mended.
+        array.kill()
+        run("blockdev", "--setro", disks[1])
+        refused(f"{disks[1]}: is read-only")
+        run("blockdev", "--setrw", disks[1])
+        array.start()
+        array.stop()
 
 
 # Parts that somebody uses, and parts that are given twice.
@@ -908,15 +960,26 @@ def too_small(folder, quick):
     with unchanged(*array.parts):
         tiny = file_of(folder, "tiny", 128 * KIB)
         config = array.write(file="small.toml", members=[array.members[0], tiny])
-        ujournal("label", config).expect_failed(REFUSED, tiny, str(128 * KIB), "at least")
+        ujournal("label", config).expect_failed(REFUSED, tiny, "has 128KiB", "at least")
         short = file_of(folder, "short", least - 4 * KIB)
         config = array.write(file="small.toml", journal=short)
-        ujournal("label", config).expect_failed(REFUSED, short, str(least - 4 * KIB), str(least), "lower device.max_io")
+        ujournal("label", config).expect_failed(
+            REFUSED, short, f"has {least // KIB - 4}KiB", f"at least {least // KIB}KiB", "lower device.max_io")
         config = array.write(file="small.toml", keys=Array.SMALL | {"journal": ['size = "5MiB"']})
-        ujournal("label", config).expect_failed(REFUSED, array.journal, str(4 * MIB), str(5 * MIB), "journal.size")
+        ujournal("label", config).expect_failed(REFUSED, array.journal, "has 4MiB", "journal.size is 5MiB")
         config = array.write(file="small.toml", journal=None,
                              keys=Array.SMALL | {"journal": ['size = "64MiB"', 'placement = "end"']})
-        ujournal("label", config).expect_failed(REFUSED, array.members[0], str(16 * MIB), "at least")
+        ujournal("label", config).expect_failed(REFUSED, array.members[0], "has 16MiB", "at least",
+                                                      "because of journal.size, which is 64MiB")
+        # A sparse journal that its filesystem cannot hold.
+        point = os.path.join(folder, "full")
+        os.mkdir(point)
+        run("mount", "-t", "tmpfs", "-o", "size=1m", "none", point)
+        crowded = file_of(point, "journal", 4 * MIB)
+        config = array.write(file="small.toml", journal=crowded)
+        for force in ([], ["--force"]):
+            ujournal("label", *force, config).expect_failed(REFUSED, crowded, "the journal needs 2.0 MiB", "has 1.0 MiB free")
+        run("umount", point)
     exact = file_of(folder, "exact", least)
     array = Array(folder, "exact", array.members, exact)
     array.label()
@@ -970,7 +1033,7 @@ def label_cut_off(folder, quick):
             started.expect_failed(REFUSED)
             forming = "run label again" in started.err
             seen.add("forming" if forming else "blank")
-            expect(forming or "no ujournal superblock" in started.err, f"{started}")
+            expect(forming or "carries no ujournal label" in started.err, f"{started}")
             ujournal("clear", array.config).expect_failed(REFUSED)
             array.label()
             ujournal("check", array.config).expect_done("would start")
@@ -1000,14 +1063,17 @@ def clear_dirty(folder, quick):
     run("mkfs.ext4", "-q", innocent)
     other = Array.of_files(folder, "other", 1)
     other.label()
-    with unchanged(innocent, *array.parts, *other.parts):
-        config = array.write(file="innocent.toml", members=[array.members[0], innocent])
-        ujournal("clear", "--force", config).expect_failed(REFUSED, innocent, "no ujournal superblock")
-        config = array.write(file="innocent.toml", members=[array.members[0], other.members[0]])
-        ujournal("clear", "--force", config).expect_failed(REFUSED, other.members[0], "other")
+    with unchanged(innocent, *other.parts, *array.parts[1:]):
+        for stranger, word in [(innocent, "carries no ujournal label"), (other.members[0], "ujournal array other")]:
+            first = array.members[0] + ".copy"
+            shutil.copyfile(array.members[0], first)
+            config = array.write(file="innocent.toml", members=[first, stranger], journal=array.journal + ".gone")
+            ujournal("clear", "--force", config).expect_failed(
+                FAILED, "labels taken off 1 of 3 parts", stranger, word, "journal.gone: there is no such disk or file")
+            ujournal("dump", first).expect_failed(REFUSED, "no ujournal superblock")
     ujournal("clear", "--force", array.config).expect_done("labels taken off")
     with unchanged(*array.parts):
-        ujournal("start", array.config).expect_failed(REFUSED, "no ujournal superblock")
+        ujournal("start", array.config).expect_failed(REFUSED, "carries no ujournal label")
     array.label()
 
 
