@@ -5,7 +5,7 @@ use crate::disk::limits::{PartLimits as DiskLimits, WriteCache};
 use crate::engine::settings::{self, Commit, PartLimits, Settings, SyncWrite, Unfit};
 use crate::journal::geometry::{Geometry, record_max};
 use crate::outcome::Failure;
-use crate::units::{MIB, PartIndex, round_down, round_up, to_usize};
+use crate::units::{FRAME, MIB, PartIndex, round_down, round_up, to_usize};
 
 /// The window where the file says "auto".
 const WINDOW_AUTO: u64 = 256 * MIB;
@@ -141,6 +141,7 @@ fn limits(disk: &DiskLimits) -> PartLimits {
     PartLimits {
         io_max: disk.max_io_bytes,
         segments_max: to_usize(disk.max_segments).max(1),
+        pages_max: to_usize(disk.max_segments).max(to_usize(disk.max_io_bytes / FRAME)),
         zeroes: disk.zeroes_without_writing,
         sync: if disk.dsync_flushes_earlier_writes {
             SyncWrite::Flushes

@@ -13,6 +13,7 @@ use super::request::{Errno, Tag};
 use super::settings::{PartLimits, SyncWrite};
 use crate::disk::DiskOp;
 use crate::disk::raid0::Piece;
+use crate::journal::FRAME_LEN;
 use crate::units::{Lba, Offset, PartIndex, Pos, SECTOR, round_down, to_u64, to_usize};
 
 /// Who waits for an operation.
@@ -86,6 +87,8 @@ struct Io {
     offset: Offset,
     segments: [Segment; SEGMENTS_MAX],
     count: usize,
+    /// Pages that the segments lie in.
+    pages: usize,
     len: u64,
     attempts: u8,
 }
@@ -104,6 +107,7 @@ impl Io {
             offset,
             segments: [NOTHING; SEGMENTS_MAX],
             count: 0,
+            pages: 0,
             len: 0,
             attempts: 0,
         }
@@ -154,17 +158,31 @@ impl Io {
             return false;
         }
         let bytes = to_usize(len);
-        if let Some(last) = self.count.checked_sub(1).map(|i| &mut self.segments[i])
-            && after(last) == memory
-        {
-            last.len += bytes;
-        } else {
-            if self.count == limits.segments_max.min(SEGMENTS_MAX) {
-                return false;
+        let last = self
+            .count
+            .checked_sub(1)
+            .filter(|last| after(&self.segments[*last]) == memory);
+        let (at, longer) = match last {
+            Some(last) => {
+                let segment = self.segments[last];
+                (
+                    last,
+                    Segment {
+                        len: segment.len + bytes,
+                        ..segment
+                    },
+                )
             }
-            self.segments[self.count] = Segment { memory, len: bytes };
-            self.count += 1;
+            None => (self.count, Segment { memory, len: bytes }),
+        };
+        let pages =
+            self.pages - last.map_or(0, |last| pages_of(&self.segments[last])) + pages_of(&longer);
+        if at == limits.segments_max.min(SEGMENTS_MAX) || pages > limits.pages_max {
+            return false;
         }
+        self.segments[at] = longer;
+        self.count = at + 1;
+        self.pages = pages;
         self.len += len;
         true
     }
@@ -188,7 +206,19 @@ impl Io {
             }
         }
         self.count = kept;
+        self.pages = self.segments[..kept].iter().map(pages_of).sum();
     }
+}
+
+/// Bytes from the beginning of its page. The arena and the tags' buffers begin with one.
+fn within_page(memory: Memory) -> usize {
+    match memory {
+        Memory::Arena(at) | Memory::Buffer(_, at) => at % FRAME_LEN,
+    }
+}
+
+fn pages_of(segment: &Segment) -> usize {
+    (within_page(segment.memory) + segment.len).div_ceil(FRAME_LEN)
 }
 
 fn after(segment: &Segment) -> Memory {
@@ -303,7 +333,8 @@ impl Ios {
         let mut memory = memory;
         let limits = self.limits[part.index()];
         while len > 0 {
-            let step = len.min(limits.io_max);
+            let in_pages = limits.pages_max * FRAME_LEN - within_page(memory);
+            let step = len.min(limits.io_max).min(to_u64(in_pages));
             let fits = self.drafts[part.index()].as_mut().is_some_and(|draft| {
                 draft.offset.plus(draft.len) == offset && draft.extend(memory, step, &limits)
             });

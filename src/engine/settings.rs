@@ -14,6 +14,9 @@ pub struct PartLimits {
     pub io_max: u64,
     /// Most runs of memory in one read or write.
     pub segments_max: usize,
+    /// Most pages of memory that these may lie in, at least as many as `io_max` has: to the disk each may be a
+    /// segment of its own.
+    pub pages_max: usize,
     /// Whether a range can be zeroed without writing it.
     pub zeroes: bool,
     /// What a durable write does beside making itself durable.
@@ -201,9 +204,10 @@ impl Settings {
         2 * record_max(ring_size) + MARKS_RESERVED * FRAME
     }
 
-    /// Operations that one READ, or the replay of one extent, may need at once.
+    /// Operations that one READ, or the replay of one extent, may need at once: two for each frame, if it
+    /// lies across two pages of memory and a part takes one at a time.
     pub fn ios_for_a_read(&self) -> usize {
-        to_usize(self.max_io.max(self.bounce) / FRAME) + 2 * self.parts.len() + 2
+        2 * to_usize(self.max_io.max(self.bounce) / FRAME) + 2 * self.parts.len() + 2
     }
 
     /// Operations that are kept for records, flushes and the anchor, in a ring of `ring_size` bytes.
@@ -243,6 +247,7 @@ impl Settings {
         for part in &self.parts {
             assert!(part.io_max >= FRAME && part.io_max.is_multiple_of(FRAME));
             assert!(part.segments_max > 0);
+            assert!(part.pages_max >= to_usize(part.io_max / FRAME));
         }
     }
 }

@@ -143,6 +143,7 @@ fn settings(parts: usize, dice: &mut Dice) -> Settings {
     let limits = PartLimits {
         io_max: 4096 << dice.below(5),
         segments_max: 1 + usize::try_from(dice.below(8)).unwrap(),
+        pages_max: 16,
         zeroes: true,
         sync: [SyncWrite::Alone, SyncWrite::Flushes, SyncWrite::Unknown][to_usize(dice.below(3))],
         shares_journal_disk: false,

@@ -13,7 +13,7 @@ use crate::journal::geometry::{
 use crate::random::Random;
 use crate::sim::media::{Cache, Clock, SimDisk, Zone};
 use crate::sim::stamp::{Version, stamp};
-use crate::units::{FRAME, KIB, Lba, MIB, SECTOR, to_usize};
+use crate::units::{FRAME, KIB, Lba, MIB, SECTOR, to_u64, to_usize};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -167,6 +167,7 @@ impl Scenario {
             *limits = PartLimits {
                 io_max: 64 * KIB,
                 segments_max: 8,
+                pages_max: 16,
                 zeroes: true,
                 sync: cache.sync_write(),
                 shares_journal_disk: false,
@@ -357,12 +358,16 @@ fn draw_settings(
     let zeroes = random.chance(750);
     let parts = caches
         .iter()
-        .map(|cache| PartLimits {
-            io_max: FRAME * *random.pick(&[1, 2, 3, 8, 64]),
-            segments_max: *random.pick(&[1, 2, 5, 32]),
-            zeroes,
-            sync: cache.sync_write(),
-            shares_journal_disk: false,
+        .map(|cache| {
+            let pages = *random.pick(&[1, 2, 3, 8, 64]);
+            PartLimits {
+                io_max: FRAME * to_u64(pages),
+                segments_max: *random.pick(&[1, 2, 5, 32]),
+                pages_max: pages,
+                zeroes,
+                sync: cache.sync_write(),
+                shares_journal_disk: false,
+            }
         })
         .collect();
     // Sometimes only a full ring makes replay run.

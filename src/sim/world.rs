@@ -17,6 +17,7 @@ use crate::engine::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, 
 use crate::engine::recovery::{self, Report};
 use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
 use crate::engine::{Close, Engine};
+use crate::journal::FRAME_LEN;
 use crate::journal::assemble::{Label, Set, assemble, label};
 use crate::journal::geometry::Geometry;
 use crate::random::Random;
@@ -495,6 +496,11 @@ impl World {
         if matches!(kind, Kind::Read | Kind::Write) {
             assert!(len <= part_limits.io_max);
             assert!(segments.len() <= part_limits.segments_max.min(SEGMENTS_MAX));
+            let pages = |segment: &Segment| {
+                let (Memory::Arena(at) | Memory::Buffer(_, at)) = segment.memory;
+                (at + segment.len).div_ceil(FRAME_LEN) - at / FRAME_LEN
+            };
+            assert!(segments.iter().map(pages).sum::<usize>() <= part_limits.pages_max);
             assert!(
                 segments
                     .iter()

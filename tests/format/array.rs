@@ -168,6 +168,7 @@ fn settings(geometry: &Geometry) -> Settings {
     let limits = PartLimits {
         io_max: 64 * KIB,
         segments_max: 8,
+        pages_max: 16,
         zeroes: true,
         sync: SyncWrite::Unknown,
         shares_journal_disk: false,
