@@ -79,7 +79,6 @@ pub struct ArrayServer {
     meter: Meter,
     rate: Rate,
     operations: u16,
-    now: Duration,
     /// The parts that hold the journal, whose flushes are left out: a build that must lose data.
     #[cfg(feature = "broken-flush")]
     broken: Vec<PartIndex>,
@@ -103,9 +102,7 @@ impl ArrayServer {
             leaves: false,
             meter: Meter::new(depth),
             rate: Rate::default(),
-
             operations,
-            now: Duration::ZERO,
             #[cfg(feature = "broken-flush")]
             broken: Vec::new(),
         }
@@ -372,7 +369,6 @@ impl Server for ArrayServer {
     }
 
     fn advance(&mut self, out: &mut Output<'_>, now: Duration) {
-        self.now = now;
         let mut port = EnginePort {
             out,
             meter: &mut self.meter,

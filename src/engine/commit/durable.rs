@@ -93,11 +93,10 @@ impl Engine {
         let many = commits.volatile_bytes() >= self.settings.flush_bytes()
             || commits.records.len() * 2 >= commits.records_max;
         let for_anchor = self.anchor_is_far();
+        // Tails never go back, so the newest record carries the furthest.
+        let newest = commits.records.back();
         let for_tail = commits.blocked == Some(Blocked::Space)
-            && commits
-                .records
-                .iter()
-                .any(|record| record.tail > commits.tail_durable);
+            && newest.is_some_and(|record| record.tail > commits.tail_durable);
         let for_replay = commits.durable.seq < self.replay.durable_needed();
         let for_sync =
             commits.durable.seq < self.sync_through.min(commits.acked) || self.closing.is_some();
@@ -117,12 +116,6 @@ impl Engine {
     /// is still in flight may miss the flush, and must not count.
     fn flush_journal(&mut self, port: &mut impl Port) {
         self.commits.flushes_begun += 1;
-        if cfg!(feature = "broken-flush") {
-            self.commits.flushed_through = self.commits.written;
-            self.commits.flushes_ended += 1;
-            self.again = true;
-            return;
-        }
         let parts_left = self.geometry.ring.lanes().len();
         self.commits.flush = Some(Flushing {
             parts_left,

@@ -34,6 +34,7 @@ use crate::journal::record::{Entry, EntryOp, HeaderWriter, LifeSeed};
 use crate::units::{Epoch, FRAME, Lba, Pos, Seq, to_usize};
 use anchor::AnchorState;
 use durable::{Flushing, Predictor};
+use seal::payload_of;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -85,6 +86,8 @@ pub(super) struct Commits {
     writer: HeaderWriter,
     /// Requests that are in no record yet.
     waiting: VecDeque<Request>,
+    /// Bytes of payload that these have.
+    waiting_bytes: u64,
     unacked: VecDeque<Unacked>,
     records: VecDeque<Volatile>,
     /// Each FLUSH, and the seq that it waits for; never decreasing.
@@ -143,6 +146,7 @@ impl Commits {
             seed: LifeSeed::new(uuid, start.epoch),
             writer: HeaderWriter::new(uuid),
             waiting: VecDeque::with_capacity(depth),
+            waiting_bytes: 0,
             unacked: VecDeque::with_capacity(depth),
             records: VecDeque::with_capacity(records_max + 8),
             flushes: VecDeque::with_capacity(depth),
@@ -169,6 +173,7 @@ impl Commits {
     }
 
     pub(super) fn push(&mut self, request: Request) {
+        self.waiting_bytes += payload_of(&request);
         self.waiting.push_back(request);
     }
 
@@ -258,6 +263,7 @@ impl Commits {
         for unacked in self.unacked.drain(..) {
             port.reply(unacked.tag, Outcome::Failed(Errno::IO));
         }
+        self.waiting_bytes = 0;
         for waiting in self.waiting.drain(..) {
             port.reply(waiting.tag, Outcome::Failed(Errno::IO));
         }
@@ -270,6 +276,8 @@ impl Commits {
     pub(super) fn check_invariants(&self) {
         assert!(self.durable.pos <= self.head);
         assert!(self.flushed_through <= self.written);
+        let waiting = self.waiting.iter().map(payload_of);
+        assert_eq!(waiting.sum::<u64>(), self.waiting_bytes);
         assert!(
             self.records
                 .iter()
@@ -317,16 +325,15 @@ impl Engine {
 
     fn advance_written(&mut self) {
         let commits = &mut self.commits;
-        while let Some(first) = commits.records.front() {
-            let index = to_usize(commits.written + 1 - first.number.min(commits.written + 1));
-            match commits.records.get(index) {
-                Some(record) if record.pieces_left == 0 => {
-                    commits.written = record.number;
-                    commits.flushed_through = commits.flushed_through.max(record.covers);
-                }
-                _ => break,
-            }
+        let known = commits.records.len() - commits.in_flight();
+        let written = commits.records.iter().skip(known);
+        let written = written.take_while(|record| record.pieces_left == 0);
+        let (mut last, mut flushed) = (commits.written, commits.flushed_through);
+        for record in written {
+            last = record.number;
+            flushed = flushed.max(record.covers);
         }
+        (commits.written, commits.flushed_through) = (last, flushed);
     }
 
     /// Moves `durable` over every record that is: flushed after it was written, or written DSYNC with all

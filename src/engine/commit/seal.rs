@@ -72,7 +72,7 @@ impl Engine {
             return false;
         }
         let full = payload_max(self.ring_size()) - self.settings.max_io;
-        in_flight < GROWING_RECORDS || commits.waiting.iter().map(payload_of).sum::<u64>() > full
+        in_flight < GROWING_RECORDS || commits.waiting_bytes > full
     }
 
     /// What the next record may take.
@@ -147,6 +147,7 @@ impl Engine {
             let request = self.commits.waiting.pop_front().expect("it was counted");
             seq = seq.plus(1);
             let bytes = payload_of(&request);
+            self.commits.waiting_bytes -= bytes;
             if bytes > 0 {
                 self.window.store(
                     payload_start.plus(at),
@@ -281,11 +282,6 @@ impl Engine {
         purpose: Purpose,
     ) -> u32 {
         let ring_size = self.ring_size();
-        let sync = if cfg!(feature = "broken-flush") {
-            Sync::No
-        } else {
-            sync
-        };
         let mut pos = range.start;
         for (at, len) in self.window.runs(range) {
             for piece in self.geometry.ring.pieces(pos.ring_offset(ring_size), len) {
@@ -315,6 +311,7 @@ impl Engine {
         {
             return;
         }
+        self.commits.waiting_bytes = 0;
         for waiting in self.commits.waiting.drain(..) {
             self.counters.refused_writes += 1;
             port.reply(waiting.tag, Outcome::Failed(Errno::IO));
@@ -337,7 +334,7 @@ impl Engine {
     }
 }
 
-fn payload_of(request: &Request) -> u64 {
+pub(super) fn payload_of(request: &Request) -> u64 {
     match request.op {
         Op::Write => u64::from(request.sectors) * SECTOR,
         Op::Read | Op::Flush | Op::Discard | Op::WriteZeroes(_) => 0,
