@@ -21,6 +21,8 @@ import tempfile
 import time
 import traceback
 
+from stacks import hanging, programs
+
 HERE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BIN = os.environ.get("UJOURNAL_BIN", os.path.join(ROOT, "target/release"))
@@ -118,7 +120,7 @@ def run_case(sentence, function, quick):
     try:
         function(folder, quick)
     except subprocess.TimeoutExpired as error:
-        problem = f"{error}\n{hanging()}"
+        problem = f"{error}\n{hanging([UJOURNAL, DRIVE])}"
     except (Failed, subprocess.CalledProcessError, OSError) as error:
         problem = "".join(traceback.format_exception(error)[-1:]).strip()
         if isinstance(error, subprocess.CalledProcessError):
@@ -140,30 +142,6 @@ def run_case(sentence, function, quick):
         tell_logs()
     end_everything(folder)
     return problem is None
-
-
-def programs():
-    """Every process of the programs under test."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/exe") in (os.path.realpath(UJOURNAL), os.path.realpath(DRIVE)):
-                found.append(int(pid))
-    return found
-
-
-def hanging():
-    """Where the threads of the programs under test wait in the kernel."""
-    lines = []
-    for pid in programs():
-        with contextlib.suppress(OSError):
-            for task in sorted(os.listdir(f"/proc/{pid}/task")):
-                with open(f"/proc/{pid}/task/{task}/comm", encoding="utf-8") as file:
-                    comm = file.read().strip()
-                with open(f"/proc/{pid}/task/{task}/stack", encoding="ascii") as file:
-                    stack = [line.split()[-1] for line in file.read().splitlines()]
-                lines.append(f"{comm} ({pid}/{task}): {' < '.join(stack)}")
-    return "\n".join(lines)
 
 
 def tell_logs():
@@ -205,7 +183,7 @@ def is_alive(pid):
 def end_everything(folder):
     """After a case: nothing may reach into the next one. After a good case there is nothing to end."""
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], check=False, capture_output=True, text=True)
-    for pid in [*programs(), *map(int, children.stdout.split())]:
+    for pid in [*programs([UJOURNAL, DRIVE]), *map(int, children.stdout.split())]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with open("/proc/mounts", encoding="utf-8") as mounts:

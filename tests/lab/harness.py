@@ -18,6 +18,8 @@ import threading
 import time
 import zlib
 
+from stacks import hanging
+
 HERE = os.path.dirname(os.path.realpath(__file__))
 BIN = os.environ.get("UJOURNAL_BIN", os.path.join(HERE, "..", "..", "target", "release"))
 UJOURNAL, DRIVE, STAMPS = (os.path.join(BIN, name) for name in ("ujournal", "drive", "stamps"))
@@ -109,8 +111,10 @@ class Array:
         try:
             out, errors = starting.communicate(timeout=PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
+            waiting = hanging([UJOURNAL, DRIVE])
             starting.kill()
-            raise Violation(f"start: not after {PATIENCE_SECONDS} s; the log ends with: {self.log_end()}") from None
+            raise Violation(f"start: not after {PATIENCE_SECONDS} s; the log ends with: {self.log_end()}; "
+                            f"what runs: {waiting}") from None
         if starting.returncode != 0:
             raise Violation(f"start: ended with {starting.returncode}: {errors.strip()}")
         found = re.search(r"/dev/ublkb[0-9]+", out)
