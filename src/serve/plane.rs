@@ -43,8 +43,9 @@ pub struct Plane {
     facts: Facts,
     serving: RefCell<Option<Serving<ArrayServer>>>,
     set: RefCell<Set>,
-    /// Held by whoever writes superblocks.
-    recorder: Mutex<Recorder>,
+    recorder: Recorder,
+    /// Held by whoever writes superblocks, for as long as an ill disk takes; to ask needs no lock.
+    recording: Mutex<()>,
     /// What was found of a part that had become smaller. It is kept, for a write to what is missing makes the
     /// part as large as it was.
     shrunk: RefCell<Option<String>>,
@@ -63,7 +64,8 @@ impl Plane {
             serving: RefCell::new(Some(running.serving)),
             set: RefCell::new(running.set),
             shrunk: RefCell::new(None),
-            recorder: Mutex::new(Recorder::new(running.files)),
+            recorder: Recorder::new(running.files),
+            recording: Mutex::new(()),
             ended,
             ending: Cell::new(false),
         }
@@ -88,14 +90,14 @@ impl Plane {
         reason: Option<&str>,
         flushes: Flushes,
     ) {
-        let recorder = self.recorder.lock().await;
+        let _recording = self.recording.lock().await;
         if self.set.borrow().health() >= health {
             return;
         }
         let reason = reason.unwrap_or("unknown");
         tracing::error!(%health, reason, "the array's health has changed");
         let steps = self.set.borrow_mut().note_health(health, seq, flushes);
-        for (part, error) in recorder.record(steps).await {
+        for (part, error) in self.recorder.record(steps).await {
             let name = &self.facts.parts[part.index()].path;
             tracing::error!(
                 "{}: the state cannot be recorded there: {error}",
@@ -118,21 +120,21 @@ impl Plane {
     }
 
     /// Whether a part has lost some of its end under us, now or before, in a sentence.
-    async fn shrunk(&self) -> Option<String> {
+    fn shrunk(&self) -> Option<String> {
         let mut known = self.shrunk.borrow().clone();
         if known.is_none() {
-            known = self.shrunk_now().await;
+            known = self.shrunk_now();
             self.shrunk.borrow_mut().clone_from(&known);
         }
         known
     }
 
-    async fn shrunk_now(&self) -> Option<String> {
+    fn shrunk_now(&self) -> Option<String> {
         let sizes: Vec<u64> = {
             let set = self.set.borrow();
             set.superblocks.iter().map(|sb| sb.part_size).collect()
         };
-        let (part, found) = self.recorder.lock().await.shrunk(&sizes)?;
+        let (part, found) = self.recorder.shrunk(&sizes)?;
         let path = self.facts.parts[part.index()].path.display();
         let expected = sizes[part.index()];
         Some(format!(
@@ -147,7 +149,7 @@ impl Plane {
         let mut shrunk = false;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
-            if !shrunk && let Some(sentence) = self.shrunk().await {
+            if !shrunk && let Some(sentence) = self.shrunk() {
                 shrunk = true;
                 tracing::error!("{sentence}");
                 let (seq, flushes) = (Seq::NONE, Flushes::TheEngines);
@@ -223,7 +225,7 @@ impl Plane {
         if let Err(error) = ended {
             return StopEnd::StoppedDirty(Failure::failed(sentence(&error)));
         }
-        let shrunk = self.shrunk().await;
+        let shrunk = self.shrunk();
         let closed = if let Some(sentence) = shrunk {
             Err(Failure::failed(format!(
                 "{sentence}; the array stays dirty"
@@ -285,7 +287,7 @@ impl Plane {
 impl Port for Plane {
     async fn status(&self) -> Result<Status, Failure> {
         let mut status = Status::new(&self.facts, self.ring.live().await?);
-        status.warnings.extend(self.shrunk().await);
+        status.warnings.extend(self.shrunk());
         Ok(status)
     }
 
