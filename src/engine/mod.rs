@@ -331,6 +331,19 @@ impl Engine {
         self.replay.tail().seq >= seq
     }
 
+    /// Whether nothing will happen, however much time passes, until somebody asks for something: no trigger
+    /// of replay, flush or MARK is set.
+    pub fn is_at_rest(&self) -> bool {
+        self.requests_pending() == 0
+            && self.ios.in_flight() == 0
+            && !self.again
+            && self.closing.is_none()
+            && self.replay.is_idle()
+            && self.is_home(self.commits.acked)
+            && self.commits.nothing_volatile()
+            && !self.knows_more_than_the_journal()
+    }
+
     /// From now on writers that wait for a member which returns errors are told at once, whatever
     /// `stall_timeout` says.
     pub fn wait_no_longer_for_members(&mut self) {

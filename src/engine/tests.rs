@@ -619,3 +619,39 @@ fn what_is_read_all_the_time_goes_home_all_the_same() {
     }
     panic!("replay waits for the readers for ever");
 }
+
+#[test]
+fn an_engine_at_rest_does_nothing_however_long_nobody_asks() {
+    let (mut engine, mut world) = brought_up(|_| {});
+    let mut now = Duration::ZERO;
+    for tag in 0..4 {
+        engine.request(Request {
+            tag: Tag(tag),
+            op: Op::Write,
+            lba: Lba(u64::from(tag) * 64),
+            sectors: 8,
+            durability: Durability::Later,
+        });
+        assert!(!engine.is_at_rest(), "somebody waits");
+    }
+    for _ in 0..10_000 {
+        now += Duration::from_millis(10);
+        engine.advance(now, &mut world);
+        while !world.pending.is_empty() {
+            finish_one(&mut engine, &mut world, 0);
+        }
+        if engine.is_at_rest() {
+            break;
+        }
+    }
+    assert!(engine.is_at_rest(), "everything is home and told");
+    assert!(engine.is_home(engine.acked_seq()));
+    for hours in 1..10 {
+        engine.advance(now + Duration::from_secs(3600 * hours), &mut world);
+        assert!(
+            world.pending.is_empty(),
+            "hour {hours}: it has begun something"
+        );
+        assert!(engine.is_at_rest());
+    }
+}

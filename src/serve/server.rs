@@ -29,6 +29,11 @@ const LEAVE_BYTES: u64 = 64 * MIB;
 /// A request that has waited for so long is reported.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
 
+/// How often the engine looks at the time: the grain of all its triggers.
+const TICK: Duration = Duration::from_millis(10);
+/// The same while nothing depends on it. The first tick after a request may be so late.
+const TICK_AT_REST: Duration = Duration::from_millis(200);
+
 /// Progress is told this often.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
@@ -390,6 +395,15 @@ impl Server for ArrayServer {
 
     fn leaves(&self) -> bool {
         self.leaves
+    }
+
+    /// An array that nobody uses leaves the processor alone.
+    fn tick(&self) -> Duration {
+        if self.engine.is_at_rest() && self.homing.is_empty() {
+            TICK_AT_REST
+        } else {
+            TICK
+        }
     }
 }
 

@@ -176,12 +176,18 @@ impl Engine {
             return false;
         }
         let tail = self.replay.tail().pos;
-        let tail_unknown = tail > commits.carried.1;
-        let for_space =
-            commits.blocked == Some(Blocked::Space) && tail > commits.tail_durable && tail_unknown;
+        let for_space = commits.blocked == Some(Blocked::Space)
+            && tail > commits.tail_durable
+            && tail > commits.carried.1;
         let quiet =
             commits.waiting.is_empty() && self.now.saturating_sub(commits.moved_at) >= MARK_AFTER;
-        for_space || quiet && (commits.durable.seq > commits.carried.0 || tail_unknown)
+        for_space || quiet && self.knows_more_than_the_journal()
+    }
+
+    /// Whether something is durable, or home, of which no record tells yet.
+    pub(in crate::engine) fn knows_more_than_the_journal(&self) -> bool {
+        let (durable, tail) = self.commits.carried;
+        self.commits.durable.seq > durable || self.replay.tail().pos > tail
     }
 
     /// Notes that the tail has moved.
