@@ -27,10 +27,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::fs::SeekFrom;
 
+use ujournal::engine::port::Segment;
 use ujournal::engine::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
 use ujournal::ublk::{
-    self, Cache, Device, End, FileSlot, Media, Needs, Output, Parameters, Segment, Server, Serving,
-    Tuning, WriteMode, Zeroing,
+    self, Cache, Device, End, FileSlot, Media, Needs, Output, Parameters, Server, Serving, Tuning,
+    WriteMode, Zeroing,
 };
 use ujournal::units::{SECTOR, to_usize};
 
@@ -72,11 +73,7 @@ impl PassThrough {
         let id = u32::from(request.tag.0);
         let offset = request.lba.0 * SECTOR;
         let length = u64::from(request.sectors) * SECTOR;
-        let segments = [Segment::Tag {
-            tag: request.tag,
-            offset: 0,
-            length: to_usize(length),
-        }];
+        let segments = [Segment::buffer(request.tag, 0, to_usize(length))];
         match request.op {
             Op::Read => out.read(id, BACKING, offset, &segments),
             Op::Write => {

@@ -32,9 +32,10 @@ use tracing::error;
 
 use super::directory::{Directory, LINE_SECTORS, Mask, Number, Slot, bits};
 use crate::disk::buffer::{Arena, Residency};
+use crate::engine::port::Segment;
 use crate::engine::request::{Durability, Errno, Op, Outcome, Request, Tag};
 use crate::random::Random;
-use crate::ublk::{FileSlot, Needs, Output, Segment, Server, WriteMode};
+use crate::ublk::{FileSlot, Needs, Output, Server, WriteMode};
 use crate::units::{SECTOR, to_u64, to_usize};
 
 /// The store.
@@ -392,11 +393,11 @@ impl Drive {
             }
         }
         let length = to_usize((last + 1 - first) * SECTOR);
-        let segment = Segment::Tag {
-            tag: request.tag,
-            offset: to_usize((first - sectors.start) * SECTOR),
+        let segment = Segment::buffer(
+            request.tag,
+            to_usize((first - sectors.start) * SECTOR),
             length,
-        };
+        );
         let id = DEPARTURES + u32::from(request.tag.0);
         out.read(id, STORE, self.plan.offset + first * SECTOR, &[segment]);
         let expected = i32::try_from(length).expect("at most one request");
@@ -530,10 +531,7 @@ impl Drive {
         }
         assert!(sector > first, "the first sector may depart");
         let length = to_usize((sector - first) * SECTOR);
-        let segment = Segment::Arena {
-            offset: staging,
-            length,
-        };
+        let segment = Segment::arena(staging, length);
         out.write(
             id,
             STORE,

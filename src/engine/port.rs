@@ -38,6 +38,20 @@ pub struct Segment {
     pub len: usize,
 }
 
+impl Segment {
+    /// `len` bytes of the arena from `offset` on.
+    pub fn arena(offset: usize, len: usize) -> Segment {
+        let memory = Memory::Arena(offset);
+        Segment { memory, len }
+    }
+
+    /// `len` bytes of a tag's buffer from `offset` on.
+    pub fn buffer(tag: Tag, offset: usize, len: usize) -> Segment {
+        let memory = Memory::Buffer(tag, offset);
+        Segment { memory, len }
+    }
+}
+
 /// Most segments of one operation.
 pub const SEGMENTS_MAX: usize = 32;
 

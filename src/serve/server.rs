@@ -10,11 +10,11 @@ use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::control::status::{
     Clause, ErrorCounts, Live, MediaStatus, PartTrouble, ReplayStatus, Stalled, State,
 };
-use crate::engine::port::{IoId, Memory, Operation, Port, SEGMENTS_MAX, Segment, Space, Sync};
+use crate::engine::port::{IoId, Operation, Port, SEGMENTS_MAX, Space, Sync};
 use crate::engine::request::{Errno, Outcome, Request, Tag, Unmap};
 use crate::engine::{Close, Condition, Engine, Trouble};
 use crate::outcome::Failure;
-use crate::ublk::{self, FileSlot, Needs, Output, Server, WriteMode};
+use crate::ublk::{FileSlot, Needs, Output, Server, WriteMode};
 use crate::units::{MIB, PartIndex, Seq};
 use std::io;
 use std::ops::Range;
@@ -434,25 +434,22 @@ impl Port for EnginePort<'_, '_> {
             Operation::Write {
                 offset, segments, ..
             } if self.broken.contains(&part) => {
-                let (segments, count) = translated(segments);
                 self.out
-                    .write(id, file, offset.0, &segments[..count], WriteMode::Plain);
+                    .write(id, file, offset.0, segments, WriteMode::Plain);
             }
             Operation::Read { offset, segments } => {
-                let (segments, count) = translated(segments);
-                self.out.read(id, file, offset.0, &segments[..count]);
+                self.out.read(id, file, offset.0, segments);
             }
             Operation::Write {
                 offset,
                 segments,
                 sync,
             } => {
-                let (segments, count) = translated(segments);
                 let mode = match sync {
                     Sync::No => WriteMode::Plain,
                     Sync::Data => WriteMode::Dsync,
                 };
-                self.out.write(id, file, offset.0, &segments[..count], mode);
+                self.out.write(id, file, offset.0, segments, mode);
             }
             Operation::Flush => self.out.flush(id, file),
             Operation::Zero { offset, len, space } => {
@@ -469,25 +466,4 @@ impl Port for EnginePort<'_, '_> {
         self.meter.ends(tag, outcome, self.now);
         self.out.reply(tag, outcome);
     }
-}
-
-fn translated(segments: &[Segment]) -> ([ublk::Segment; SEGMENTS_MAX], usize) {
-    let mut out = [ublk::Segment::Arena {
-        offset: 0,
-        length: 0,
-    }; SEGMENTS_MAX];
-    for (to, from) in out.iter_mut().zip(segments) {
-        *to = match from.memory {
-            Memory::Arena(offset) => ublk::Segment::Arena {
-                offset,
-                length: from.len,
-            },
-            Memory::Buffer(tag, offset) => ublk::Segment::Tag {
-                tag,
-                offset,
-                length: from.len,
-            },
-        };
-    }
-    (out, segments.len())
 }

@@ -38,7 +38,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::disk::buffer::Arena;
-use crate::engine::request::{Request, Tag};
+use crate::engine::request::Request;
 
 pub use device::{
     Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, any_device, find,
@@ -50,36 +50,6 @@ pub use queue::{End, Health, Output, Waker};
 /// One of the server's own files, by its place in [`Needs::files`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FileSlot(pub u8);
-
-/// Memory that an operation reads from or into.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Segment {
-    /// A piece of the server's [`Arena`].
-    Arena {
-        /// Bytes from the arena's beginning.
-        offset: usize,
-        /// How many bytes.
-        length: usize,
-    },
-    /// A piece of the buffer of a tag that the server owns: from its request to its reply.
-    Tag {
-        /// Whose buffer.
-        tag: Tag,
-        /// Bytes from the buffer's beginning.
-        offset: usize,
-        /// How many bytes.
-        length: usize,
-    },
-}
-
-impl Segment {
-    /// Bytes in the segment.
-    pub fn length(self) -> usize {
-        match self {
-            Segment::Arena { length, .. } | Segment::Tag { length, .. } => length,
-        }
-    }
-}
 
 /// When a write counts as completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +65,7 @@ pub enum WriteMode {
 pub struct Needs<'a> {
     /// The files of its operations. They must stay open until the loop has ended.
     pub files: Vec<BorrowedFd<'a>>,
-    /// The memory of [`Segment::Arena`], registered with the ring.
+    /// The memory of [`Memory::Arena`](crate::engine::port::Memory::Arena), registered with the ring.
     pub arena: Option<&'a Arena>,
     /// Operations in flight at most. Their ids are below this.
     pub operations: u32,

@@ -37,7 +37,8 @@ use super::error::Error;
 use super::memory::TagBuffers;
 use super::request::{Bounds, Refusal, parse};
 use super::ring::{AbortOnPanic, Owner, Ring, block_signals, passes};
-use super::{FileSlot, Segment, Server, WriteMode};
+use super::{FileSlot, Server, WriteMode};
+use crate::engine::port::{Memory, Segment};
 use crate::engine::request::{Errno, Op, Outcome, Request, Tag, Unmap};
 
 /// The only queue there is.
@@ -165,7 +166,7 @@ impl Outgoing {
     /// The tags whose buffers an operation uses, counted up.
     fn use_tags(&mut self, segments: &[Segment]) {
         for segment in segments {
-            if let Segment::Tag { tag, .. } = segment {
+            if let Memory::Buffer(tag, _) = segment.memory {
                 assert!(
                     self.tags[tag.index()].owned.is_some(),
                     "an operation uses the buffer of an owned tag"
@@ -178,7 +179,7 @@ impl Outgoing {
     /// An operation has completed: its id and the buffers it used are free.
     fn release(&mut self, id: u32) {
         for segment in self.ring.segments_of(id) {
-            if let Segment::Tag { tag, .. } = segment {
+            if let Memory::Buffer(tag, _) = segment.memory {
                 self.tags[tag.index()].operations -= 1;
             }
         }

@@ -35,8 +35,9 @@ use libublk::{
 use tracing::warn;
 
 use super::memory::{ArenaAddress, TagBuffers};
-use super::{FileSlot, Segment, WriteMode};
+use super::{FileSlot, WriteMode};
 use crate::disk::buffer::Arena;
+use crate::engine::port::{Memory, Segment};
 use crate::engine::request::{Tag, Unmap};
 use crate::units::to_usize;
 
@@ -170,10 +171,7 @@ impl Ring {
         }
         let operations = to_usize(u64::from(operations));
         let segments_max = to_usize(u64::from(segments_max));
-        let none = Segment::Arena {
-            offset: 0,
-            length: 0,
-        };
+        let none = Segment::arena(0, 0);
         let empty = libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
@@ -377,7 +375,7 @@ impl Ring {
         let mut total = 0;
         for (n, segment) in segments.iter().enumerate() {
             self.vectors[first + n] = self.vector_of(*segment, tags);
-            total += segment.length();
+            total += segment.len;
         }
         assert!(
             i32::try_from(total).is_ok(),
@@ -385,7 +383,7 @@ impl Ring {
         );
         let base = self.vectors[first].iov_base.cast::<u8>();
         let sqe = if let [segment] = segments {
-            let length = u32::try_from(segment.length()).expect("asserted above");
+            let length = u32::try_from(segment.len).expect("asserted above");
             match (transfer, self.registered_as(*segment)) {
                 (Transfer::Read, Some(piece)) => opcode::ReadFixed::new(file, base, length, piece)
                     .offset(offset)
@@ -457,31 +455,27 @@ impl Ring {
     }
 
     fn vector_of(&self, segment: Segment, tags: &TagBuffers) -> libc::iovec {
-        assert!(segment.length() > 0, "a segment has bytes");
-        let base = match segment {
-            Segment::Arena { offset, length } => self
+        assert!(segment.len > 0, "a segment has bytes");
+        let base = match segment.memory {
+            Memory::Arena(offset) => self
                 .arena
                 .expect("the server has an arena")
-                .of(offset, length),
-            Segment::Tag {
-                tag,
-                offset,
-                length,
-            } => tags.address(tag, offset, length),
+                .of(offset, segment.len),
+            Memory::Buffer(tag, offset) => tags.address(tag, offset, segment.len),
         };
         libc::iovec {
             iov_base: base.cast(),
-            iov_len: segment.length(),
+            iov_len: segment.len,
         }
     }
 
     /// Which registered buffer holds the whole segment.
     fn registered_as(&self, segment: Segment) -> Option<u16> {
-        let Segment::Arena { offset, length } = segment else {
+        let Memory::Arena(offset) = segment.memory else {
             return None;
         };
         let piece = offset / REGISTERED_PIECE;
-        let inside = offset + length <= self.registered.min((piece + 1) * REGISTERED_PIECE);
+        let inside = offset + segment.len <= self.registered.min((piece + 1) * REGISTERED_PIECE);
         inside.then(|| u16::try_from(piece).expect("an arena is less than 64 TiB"))
     }
 
@@ -601,10 +595,7 @@ mod tests {
     fn one_segment_of_the_arena_goes_to_the_file_and_back() {
         check(|bench| {
             pattern(bench.arena.as_mut_slice(), 1);
-            let out = [Segment::Arena {
-                offset: 4096,
-                length: 8192,
-            }];
+            let out = [Segment::arena(4096, 8192)];
             bench
                 .ring
                 .write(3, FILE, 512, &out, WriteMode::Dsync, &bench.tags);
@@ -613,10 +604,7 @@ mod tests {
                 bench.on_file(512, 8192),
                 bench.arena.as_slice()[4096..12288]
             );
-            let back = [Segment::Arena {
-                offset: 40960,
-                length: 8192,
-            }];
+            let back = [Segment::arena(40960, 8192)];
             bench.ring.read(3, FILE, 512, &back, &bench.tags);
             assert_eq!(bench.complete(), (Owner::Operation(3), 8192));
             let (written, read) = bench.arena.as_slice().split_at(40960);
@@ -630,19 +618,9 @@ mod tests {
             pattern(bench.arena.as_mut_slice(), 2);
             pattern(bench.tags.bytes_mut(Tag(1)), 3);
             let segments = [
-                Segment::Arena {
-                    offset: 100,
-                    length: 1000,
-                },
-                Segment::Tag {
-                    tag: Tag(1),
-                    offset: 8192,
-                    length: 4096,
-                },
-                Segment::Arena {
-                    offset: 0,
-                    length: 24,
-                },
+                Segment::arena(100, 1000),
+                Segment::buffer(Tag(1), 8192, 4096),
+                Segment::arena(0, 24),
             ];
             bench
                 .ring
@@ -655,16 +633,8 @@ mod tests {
 
             bench.tags.bytes_mut(Tag(0)).fill(0);
             let back = [
-                Segment::Tag {
-                    tag: Tag(0),
-                    offset: 0,
-                    length: 4096,
-                },
-                Segment::Tag {
-                    tag: Tag(0),
-                    offset: 8192,
-                    length: 1024,
-                },
+                Segment::buffer(Tag(0), 0, 4096),
+                Segment::buffer(Tag(0), 8192, 1024),
             ];
             bench.ring.read(0, FILE, 4096, &back, &bench.tags);
             assert_eq!(bench.complete(), (Owner::Operation(0), 5120));
@@ -712,10 +682,7 @@ mod tests {
     #[test]
     fn a_read_beyond_the_file_comes_back_short() {
         check(|bench| {
-            let segments = [Segment::Arena {
-                offset: 0,
-                length: 8192,
-            }];
+            let segments = [Segment::arena(0, 8192)];
             bench
                 .ring
                 .read(0, FILE, 1024 * 1024 - 4096, &segments, &bench.tags);
@@ -727,10 +694,7 @@ mod tests {
     #[should_panic(expected = "ends inside the arena")]
     fn a_segment_beyond_the_arena_is_refused() {
         check(|bench| {
-            let segments = [Segment::Arena {
-                offset: 61440,
-                length: 4097,
-            }];
+            let segments = [Segment::arena(61440, 4097)];
             bench.ring.vector_of(segments[0], &bench.tags);
         });
     }
@@ -739,11 +703,7 @@ mod tests {
     #[should_panic(expected = "ends inside its tag's buffer")]
     fn a_segment_beyond_its_buffer_is_refused() {
         check(|bench| {
-            let segments = [Segment::Tag {
-                tag: Tag(0),
-                offset: 12288,
-                length: 8192,
-            }];
+            let segments = [Segment::buffer(Tag(0), 12288, 8192)];
             bench.ring.vector_of(segments[0], &bench.tags);
         });
     }
@@ -765,10 +725,7 @@ mod tests {
                 .register_files(other.as_raw_fd(), &table)
                 .expect("registration");
             for n in [0, 31, 32, 39] {
-                let segments = [Segment::Arena {
-                    offset: 0,
-                    length: 512,
-                }];
+                let segments = [Segment::arena(0, 512)];
                 bench.ring.read(0, FileSlot(n), 0, &segments, &bench.tags);
                 assert_eq!(bench.complete(), (Owner::Operation(0), 512));
                 assert_eq!(bench.arena.range(0..512), [n; 512]);
@@ -781,16 +738,12 @@ mod tests {
         check(|bench| {
             bench.ring.registered = 3 * REGISTERED_PIECE;
             let registered =
-                |offset, length| bench.ring.registered_as(Segment::Arena { offset, length });
+                |offset, length| bench.ring.registered_as(Segment::arena(offset, length));
             assert_eq!(registered(0, REGISTERED_PIECE), Some(0));
             assert_eq!(registered(REGISTERED_PIECE - 512, 1024), None);
             assert_eq!(registered(2 * REGISTERED_PIECE, 4096), Some(2));
             assert_eq!(registered(3 * REGISTERED_PIECE - 512, 1024), None);
-            let tag = Segment::Tag {
-                tag: Tag(0),
-                offset: 0,
-                length: 512,
-            };
+            let tag = Segment::buffer(Tag(0), 0, 512);
             assert_eq!(bench.ring.registered_as(tag), None);
         });
     }
