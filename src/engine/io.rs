@@ -264,9 +264,10 @@ pub(super) struct Ios {
     slots: Vec<Option<Io>>,
     free: Vec<u16>,
     /// Operations being put together, one for each part.
-    drafts: Vec<Option<Io>>,
+    drafts: Vec<Option<IoId>>,
     drafted: Vec<PartIndex>,
-    submitted: u32,
+    /// Operations that were begun since [`Ios::finish`] was called last.
+    begun: u32,
     /// For each part, what has failed there.
     troubles: Vec<Option<Trouble>>,
 }
@@ -286,7 +287,7 @@ impl Ios {
             free: (0..count).rev().collect(),
             drafts: vec![None; parts],
             drafted: Vec::with_capacity(parts),
-            submitted: 0,
+            begun: 0,
             troubles: vec![None; parts],
         }
     }
@@ -335,16 +336,18 @@ impl Ios {
         while len > 0 {
             let in_pages = limits.pages_max * FRAME_LEN - within_page(memory);
             let step = len.min(limits.io_max).min(to_u64(in_pages));
-            let fits = self.drafts[part.index()].as_mut().is_some_and(|draft| {
+            let fits = self.drafts[part.index()].is_some_and(|id| {
+                let draft = self.io(id);
                 draft.offset.plus(draft.len) == offset && draft.extend(memory, step, &limits)
             });
             if !fits {
                 self.submit_draft(port, part);
-                let mut io = Io::new(purpose, part, Work::Transfer(transfer), offset);
-                let fits = io.extend(memory, step, &limits);
+                let id = self.begin(purpose, part, Work::Transfer(transfer), offset);
+                let fits = self.io(id).extend(memory, step, &limits);
                 assert!(fits, "one step always fits an empty operation");
-                self.drafts[part.index()] = Some(io);
+                self.drafts[part.index()] = Some(id);
                 self.drafted.push(part);
+                self.begun += 1;
             }
             offset = offset.plus(step);
             memory = shifted(memory, to_usize(step));
@@ -357,25 +360,25 @@ impl Ios {
         while let Some(part) = self.drafted.last().copied() {
             self.submit_draft(port, part);
         }
-        std::mem::take(&mut self.submitted)
+        std::mem::take(&mut self.begun)
     }
 
     fn submit_draft(&mut self, port: &mut impl Port, part: PartIndex) {
-        if let Some(io) = self.drafts[part.index()].take() {
+        if let Some(id) = self.drafts[part.index()].take() {
             self.drafted.retain(|drafted| *drafted != part);
-            self.submit(port, io);
+            self.submit(port, id);
         }
     }
 
-    /// How many operations began since the last [`Ios::finish`], not counting those being put together.
+    /// How many operations began since the last [`Ios::finish`], those that are being put together included.
     pub(super) fn begun(&self) -> u32 {
-        self.submitted
+        self.begun
     }
 
     /// Flushes one part. Not counted by [`Ios::finish`]: who flushes knows how many parts there are.
     pub(super) fn flush(&mut self, port: &mut impl Port, part: PartIndex, purpose: Purpose) {
-        self.submit(port, Io::new(purpose, part, Work::Flush, Offset(0)));
-        self.submitted -= 1;
+        let id = self.begin(purpose, part, Work::Flush, Offset(0));
+        self.submit(port, id);
     }
 
     /// Zeroes a range without writing it.
@@ -387,15 +390,10 @@ impl Ios {
         len: u64,
         space: Space,
     ) {
-        self.submit(
-            port,
-            Io::new(
-                Purpose::HomeZeroes(space),
-                part,
-                Work::Zero { len, space },
-                offset,
-            ),
-        );
+        let purpose = Purpose::HomeZeroes(space);
+        let id = self.begin(purpose, part, Work::Zero { len, space }, offset);
+        self.submit(port, id);
+        self.begun += 1;
     }
 
     /// What has failed on each part, where something has.
@@ -418,14 +416,26 @@ impl Ios {
         });
     }
 
-    fn submit(&mut self, port: &mut impl Port, io: Io) {
-        let slot = self
-            .free
-            .pop()
-            .expect("nobody begins more than `available` operations");
-        let io = self.slots[usize::from(slot)].insert(io);
-        port.submit(IoId(slot), io.part, io.operation());
-        self.submitted += 1;
+    /// Takes a slot, in which an operation is put together and stays until it ends.
+    fn begin(&mut self, purpose: Purpose, part: PartIndex, work: Work, offset: Offset) -> IoId {
+        let id = IoId(
+            self.free
+                .pop()
+                .expect("nobody begins more than `available` operations"),
+        );
+        self.slots[id.index()] = Some(Io::new(purpose, part, work, offset));
+        id
+    }
+
+    fn io(&mut self, id: IoId) -> &mut Io {
+        self.slots[id.index()]
+            .as_mut()
+            .expect("it was begun and has not ended")
+    }
+
+    fn submit(&mut self, port: &mut impl Port, id: IoId) {
+        let io = self.io(id);
+        port.submit(id, io.part, io.operation());
     }
 
     /// Takes note of an operation's end.
