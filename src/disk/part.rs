@@ -295,7 +295,8 @@ impl Disk for Part {
                 "an earlier flush failed, and what it covered may be lost",
             ))
         } else {
-            patiently(|| rustix::fs::fdatasync(&self.file))
+            // Never made again, whatever it says: the second one would know nothing of what the first has lost.
+            rustix::fs::fdatasync(&self.file).map_err(io::Error::from)
         };
         self.flush_failed = flushed.is_err();
         flushed.map_err(|source| self.error(DiskOp::Flush, Offset(0), self.size, source))

@@ -90,7 +90,9 @@ struct Io {
     /// Pages that the segments lie in.
     pages: usize,
     len: u64,
+    /// How often it has failed, and how often the part was busy.
     attempts: u8,
+    busy_attempts: u8,
 }
 
 const NOTHING: Segment = Segment {
@@ -110,6 +112,7 @@ impl Io {
             pages: 0,
             len: 0,
             attempts: 0,
+            busy_attempts: 0,
         }
     }
 
@@ -465,8 +468,15 @@ impl Ios {
             Err(errno) => Some(errno),
         };
         if let Some(errno) = failed {
-            io.attempts = io.attempts.saturating_add(1);
             let busy = errno == Errno::AGAIN || errno == Errno::INTERRUPTED;
+            // Each has its own count: who was busy for a while has not failed yet.
+            let attempts = if busy {
+                &mut io.busy_attempts
+            } else {
+                &mut io.attempts
+            };
+            *attempts = attempts.saturating_add(1);
+            let attempts = *attempts;
             let limit = match io.purpose {
                 // After a failed flush nothing is known, so it is never asked again. A durable write that
                 // may have been a flush as well is one.
@@ -481,7 +491,7 @@ impl Ios {
                 | Purpose::JournalFlush
                 | Purpose::MemberFlush => 1,
             };
-            if io.attempts < limit {
+            if attempts < limit {
                 port.submit(id, io.part, io.operation());
                 return Ended::GoesOn;
             }

@@ -19,7 +19,7 @@
 //! 1. Replies to requests that change the device leave in the order of their seqs, and each request
 //!    becomes visible to reads in the step in which its reply is given.
 //! 2. A reply to FLUSH or FUA is given only when everything that it covers is durable.
-//! 3. A home block is written only from a record that is durable, as are all before it.
+//! 3. A home block is written only from a record that is durable, as are all before it, and an anchor proves it.
 //! 4. The tail moves only when what it passes is on the members and flushed there, and when every record
 //!    that has taken the place of one that was not copied is durable.
 //! 5. Ring space is written again only when the tail beyond it is durable.
@@ -179,9 +179,6 @@ pub struct Engine {
     again: bool,
     counters: Counters,
 }
-
-/// How much of the map one turn may change or look at.
-const EXTENTS_A_TURN: usize = 4096;
 
 impl Engine {
     /// An engine that goes on where recovery left the array.

@@ -319,6 +319,9 @@ impl Engine {
 
     pub(super) fn home_read_ended(&mut self, tag: Tag, result: Result<(), Errno>) {
         self.counters.member_read_errors += u64::from(result.is_err());
+        if result.is_err_and(Errno::is_of_a_device_gone) {
+            self.degrade();
+        }
         let reading = self.reads.get(tag);
         reading.home -= 1;
         if reading.home == 0 {
@@ -383,6 +386,9 @@ impl Engine {
     /// Reads once more what was not what had been written; returns whether all of it was begun.
     fn retry_reads(&mut self, port: &mut impl Port) -> bool {
         while let Some(retry) = self.reads.retries.front().copied() {
+            if self.commits.is_inserting(retry.lba, retry.sectors) {
+                return false;
+            }
             match self.read_range(port, retry.tag, retry.lba, retry.sectors, Attempt::Second) {
                 Begun::All => {
                     self.reads.retries.pop_front();

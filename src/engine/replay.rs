@@ -27,7 +27,7 @@ use super::port::{Memory, Port, Space, Sync};
 use super::request::Errno;
 use super::settings::Settings;
 use super::window::ZEROES_LEN;
-use super::{Close, Condition, EXTENTS_A_TURN, Engine, Place};
+use super::{Close, Condition, Engine, Place};
 use crate::disk::raid0::Piece;
 use crate::units::{FRAME, Lba, PartIndex, Pos, SECTOR, Seq, round_down, round_up, to_usize};
 use std::collections::VecDeque;
@@ -79,7 +79,7 @@ pub(super) struct Replay {
     /// What must be durable before the tail may pass what newer requests have covered.
     covered_by: Seq,
     /// Something of the round failed: it begins again after a pause.
-    failed: bool,
+    failed: Option<Failed>,
     /// A member cannot zero without writing: the round begins again, and writes zeroes.
     refused: bool,
     /// Bytes of the round that were sent home, and the head when it began.
@@ -92,9 +92,21 @@ pub(super) struct Replay {
     grain: u64,
     round: u64,
     ring_size: u64,
+    /// Since when every round has failed; and since when, without one in between that failed otherwise,
+    /// because members returned errors.
     failing_since: Option<Duration>,
+    members_failing_since: Option<Duration>,
     retry_at: Duration,
     pause: Duration,
+}
+
+/// What has failed in a round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Failed {
+    /// The journal could not be read, or not what had been written there.
+    Journal,
+    /// A member returned an error.
+    Member,
 }
 
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -126,7 +138,7 @@ impl Replay {
             tail,
             through: tail,
             covered_by: Seq::NONE,
-            failed: false,
+            failed: None,
             refused: false,
             copied: 0,
             begun_at_head: tail.pos,
@@ -137,6 +149,7 @@ impl Replay {
             round: settings.round,
             ring_size,
             failing_since: None,
+            members_failing_since: None,
             retry_at: Duration::ZERO,
             pause: PAUSE_MIN,
         }
@@ -162,6 +175,14 @@ impl Replay {
     /// For how long every round has failed.
     pub(super) fn failing_for(&self, now: Duration) -> Option<Duration> {
         self.failing_since.map(|since| now.saturating_sub(since))
+    }
+
+    /// For how long members have returned errors, if the last that was heard of them is one. A round that is
+    /// under way and has heard nothing yet is slow: that alone fails nobody's write (C-ERR-D2).
+    pub(super) fn members_failing_for(&self, now: Duration) -> Option<Duration> {
+        let since = self.members_failing_since?;
+        let heard = self.is_idle() || self.failed == Some(Failed::Member);
+        heard.then(|| now.saturating_sub(since))
     }
 
     /// A record ends at `place`.
@@ -297,7 +318,7 @@ impl Engine {
         };
         let replay = &mut self.replay;
         replay.through = end;
-        replay.failed = false;
+        replay.failed = None;
         replay.refused = false;
         replay.copied = 0;
         replay.begun_at_head = self.commits.head;
@@ -305,7 +326,8 @@ impl Engine {
         true
     }
 
-    /// Waits until the round may touch home blocks: its records durable, and the announcement too.
+    /// Waits until the round may touch home blocks: first its records are durable, then an anchor that
+    /// proves it and announces the round.
     fn prepare(&mut self) -> bool {
         let through = self.replay.through;
         if self.condition == Condition::Failed {
@@ -317,6 +339,10 @@ impl Engine {
         {
             return false;
         }
+        assert!(
+            self.commits.anchor.durable_seq() >= through.seq,
+            "what may be home is proven to have been durable"
+        );
         let tail = self.replay.tail.pos;
         if !self.window.pin_all(tail..through.pos) {
             return false;
@@ -335,7 +361,7 @@ impl Engine {
         let end = self.window.segment_end_of(through).min(self.commits.head);
         let round = self.replay.tail.pos..through.max(end);
         let (mut next, mut left) = (next, left);
-        while left < LOADS_IN_FLIGHT && self.has_spare_ios() && !self.replay.failed {
+        while left < LOADS_IN_FLIGHT && self.has_spare_ios() && self.replay.failed.is_none() {
             let Some(missing) = self.window.first_missing(round.clone(), next) else {
                 next = round.end;
                 break;
@@ -344,10 +370,10 @@ impl Engine {
             next = missing.end;
         }
         self.replay.stage = Stage::Loading { next, left };
-        if left > 0 || (next < round.end && !self.replay.failed) {
+        if left > 0 || (next < round.end && self.replay.failed.is_none()) {
             return false;
         }
-        if self.replay.failed {
+        if self.replay.failed.is_some() {
             self.pause_round();
             return false;
         }
@@ -384,7 +410,7 @@ impl Engine {
         if result.is_err() {
             self.counters.journal_read_errors += 1;
             self.degrade();
-            self.replay.failed = true;
+            self.replay.failed = Some(Failed::Journal);
         }
         let Stage::Loading { left, .. } = &mut self.replay.stage else {
             unreachable!("loads end before {:?}", self.replay.stage)
@@ -410,7 +436,7 @@ impl Engine {
         };
         let through = self.replay.through;
         let in_flight_max = u32::try_from(self.settings.home_writes).expect("a few home writes");
-        let mut budget = EXTENTS_A_TURN;
+        let mut budget = self.settings.extents_a_turn;
         while !swept && left + self.ios.begun() < in_flight_max && self.has_spare_ios() {
             let extent = match rest.take() {
                 Some(extent) => extent,
@@ -443,7 +469,7 @@ impl Engine {
         if !swept || left > 0 {
             return false;
         }
-        if self.replay.failed {
+        if self.replay.failed.is_some() {
             self.pause_round();
             return false;
         }
@@ -493,7 +519,7 @@ impl Engine {
                 if self.window.unverified(pos, len) && !self.window.verify_held(pos, len) {
                     self.counters.checksum_errors += 1;
                     self.degrade();
-                    self.replay.failed = true;
+                    self.replay.failed.get_or_insert(Failed::Journal);
                     return None;
                 }
                 let mut done = 0;
@@ -590,7 +616,7 @@ impl Engine {
     pub(super) fn home_write_ended(&mut self, result: Result<(), Errno>) {
         if result.is_err() {
             self.counters.member_write_errors += 1;
-            self.replay.failed = true;
+            self.replay.failed = Some(Failed::Member);
             self.degrade();
         }
         let Stage::Copying { left, .. } = &mut self.replay.stage else {
@@ -608,7 +634,7 @@ impl Engine {
         if result.is_err() {
             // What it covered may be gone: all of the round is written again before the next flush.
             self.counters.member_flush_errors += 1;
-            self.replay.failed = true;
+            self.replay.failed = Some(Failed::Member);
             if self.settings.parts[part.index()].shares_journal_disk {
                 // And records that were written since the last flush may be gone with it (invariant 7).
                 self.fail(port);
@@ -627,7 +653,7 @@ impl Engine {
         if left > 0 {
             return false;
         }
-        if self.replay.failed || self.condition == Condition::Failed {
+        if self.replay.failed.is_some() || self.condition == Condition::Failed {
             self.pause_round();
             return false;
         }
@@ -641,9 +667,10 @@ impl Engine {
     }
 
     fn release(&mut self, from: Lba) -> bool {
+        let most = self.settings.extents_a_turn;
         if let Some(from) = self
             .map
-            .release_through(from, self.replay.through.seq, EXTENTS_A_TURN)
+            .release_through(from, self.replay.through.seq, most)
         {
             self.replay.stage = Stage::Releasing { from };
             self.again = true;
@@ -665,6 +692,7 @@ impl Engine {
         }
         replay.stage = Stage::Idle;
         replay.failing_since = None;
+        replay.members_failing_since = None;
         replay.pause = PAUSE_MIN;
         self.window.drop_lives_before(self.replay.tail.pos);
         self.tail_moved();
@@ -680,6 +708,12 @@ impl Engine {
         let replay = &mut self.replay;
         replay.stage = Stage::Idle;
         replay.failing_since.get_or_insert(self.now);
+        match replay.failed {
+            Some(Failed::Member) => {
+                replay.members_failing_since.get_or_insert(self.now);
+            }
+            Some(Failed::Journal) | None => replay.members_failing_since = None,
+        }
         replay.retry_at = self.now + replay.pause;
         replay.pause = (replay.pause * 2).min(PAUSE_MAX);
     }

@@ -85,4 +85,13 @@ impl Errno {
     pub const INTERRUPTED: Errno = Errno(4);
     /// Stored data whose checksum does not match.
     pub const BAD_DATA: Errno = Errno(84);
+    /// There is no such device or place any more.
+    pub const NO_ADDRESS: Errno = Errno(6);
+    /// The same, in the words of other drivers.
+    pub const NO_DEVICE: Errno = Errno(19);
+
+    /// Whether it says that the device has gone, and not just that something went wrong.
+    pub fn is_of_a_device_gone(self) -> bool {
+        self == Errno::NO_ADDRESS || self == Errno::NO_DEVICE
+    }
 }

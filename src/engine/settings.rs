@@ -155,6 +155,8 @@ pub struct Settings {
     pub segment: u64,
     /// Most extents in the map.
     pub extents: usize,
+    /// How many of them one turn may change or look at.
+    pub extents_a_turn: usize,
     /// Bytes of one bounce buffer for reads from the journal: a multiple of 4 KiB.
     pub bounce: u64,
     /// How many bounce buffers there are.
@@ -185,6 +187,7 @@ impl Settings {
             window: 256 * MIB,
             segment: MIB,
             extents: 1 << 20,
+            extents_a_turn: 4096,
             bounce: 128 * KIB,
             bounces: 32,
             ios: 4096,
@@ -233,6 +236,7 @@ impl Settings {
         assert!(self.window / 2 >= 4 * record_max(ring_size) + 2 * self.segment);
         assert!(self.bounce.is_multiple_of(FRAME));
         assert!(self.bounces > 0);
+        assert!(self.extents_a_turn > 0);
         let ios = self.ios_kept(ring_size) + 2 * self.ios_for_a_read() + self.home_writes;
         assert!(
             usize::from(self.ios) >= ios,

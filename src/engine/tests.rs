@@ -7,7 +7,7 @@ use super::port::{IoId, Memory, Operation, Port, Segment, Space};
 use super::recovery::{Errors, close, open};
 use super::request::{Durability, Errno, Op, Outcome, Request, Tag, Unmap};
 use super::settings::{PartLimits, Settings, SyncWrite};
-use super::{Close, Engine};
+use super::{Close, Condition, Engine};
 use crate::disk::Disk;
 use crate::disk::buffer::{AlignedBuffer, Residency};
 use crate::disk::ram::Ram;
@@ -46,6 +46,7 @@ struct World {
     buffers: Vec<Vec<u8>>,
     pending: Vec<(IoId, PartIndex, Pending)>,
     replies: Vec<(Tag, Outcome)>,
+    now: Duration,
 }
 
 impl Port for World {
@@ -158,6 +159,7 @@ fn settings(parts: usize, dice: &mut Dice) -> Settings {
         window: MIB,
         segment: 16 * KIB,
         extents: 64 + usize::try_from(dice.below(2000)).unwrap(),
+        extents_a_turn: 1 + usize::try_from(dice.below(200)).unwrap(),
         bounce: 8 * KIB,
         bounces: 2,
         ios: 512,
@@ -252,6 +254,7 @@ fn history(seed: u64) -> bool {
             buffers: vec![vec![0; 16 << 10]; DEPTH],
             pending: Vec::new(),
             replies: Vec::new(),
+            now: Duration::ZERO,
         };
         let mut now = Duration::ZERO;
         // Requests in flight never overlap here, so that each has one right answer.
@@ -458,6 +461,7 @@ fn brought_up(change: impl Fn(&mut Settings)) -> (Engine, World) {
         buffers: vec![vec![0; 16 << 10]; DEPTH],
         pending: Vec::new(),
         replies: Vec::new(),
+        now: Duration::ZERO,
     };
     (engine, world)
 }
@@ -467,6 +471,8 @@ fn brought_up(change: impl Fn(&mut Settings)) -> (Engine, World) {
 enum Member {
     Hangs,
     Fails,
+    /// It fails up to that turn, and hangs from then on.
+    FailsUntil(u64),
 }
 
 /// Writes of `sectors` each in whatever tag is free, to ever new places, for `turns` turns of 10 ms with a
@@ -502,13 +508,16 @@ fn write_on(
         }
         for which in (0..world.pending.len()).rev() {
             let (id, part, _) = world.pending[which];
-            match (part, member) {
-                (PartIndex(0), Member::Hangs) => {}
-                (PartIndex(0), Member::Fails) => {
-                    world.pending.swap_remove(which);
-                    engine.completed(id, Err(Errno::IO));
-                }
-                _ => finish_one(engine, world, which),
+            let fails = match member {
+                Member::Hangs => false,
+                Member::Fails => true,
+                Member::FailsUntil(last) => turn <= last,
+            };
+            if part != MEMBER {
+                finish_one(engine, world, which);
+            } else if fails {
+                world.pending.swap_remove(which);
+                engine.completed(id, Err(Errno::IO));
             }
         }
     }
@@ -542,6 +551,163 @@ fn writes_that_are_refused_for_a_failing_member_are_counted() {
     let (_, failed) = write_on(&mut engine, &mut world, Member::Fails, 32, 600);
     assert!(failed > 0, "the ring is full and the member fails");
     assert_eq!(engine.counters().refused_writes, failed);
+}
+
+/// C-ERR-D2: slowness alone fails no write, whatever was heard before.
+#[test]
+fn a_member_that_failed_and_then_only_hangs_makes_no_write_fail() {
+    let (mut engine, mut world) = brought_up(|settings| {
+        settings.extents = 4096;
+        settings.stall_timeout = Some(Duration::from_secs(1));
+    });
+    let (stalls, failed) = write_on(&mut engine, &mut world, Member::FailsUntil(60), 32, 1000);
+    assert_eq!(engine.condition(), Condition::Degraded, "it has failed");
+    assert_eq!(stalls[900..], [1; 100], "everybody waits");
+    assert_eq!(failed, 0);
+}
+
+/// How a request is answered if the first operations on a part end in these errors, and all others well.
+fn answer_to(
+    engine: &mut Engine,
+    world: &mut World,
+    request: Request,
+    part: PartIndex,
+    errors: &[Errno],
+) -> Outcome {
+    engine.request(request);
+    let mut errors = errors.iter();
+    for _ in 0..10_000 {
+        world.now += Duration::from_micros(1);
+        engine.advance(world.now, world);
+        engine.check_invariants();
+        if let Some((_, outcome)) = world.replies.pop() {
+            return outcome;
+        }
+        let Some((id, on, _)) = world.pending.first() else {
+            continue;
+        };
+        match errors.next().filter(|_| *on == part) {
+            Some(errno) => {
+                let id = *id;
+                world.pending.remove(0);
+                engine.completed(id, Err(*errno));
+            }
+            None => finish_one(engine, world, 0),
+        }
+    }
+    panic!("{request:?} was never answered");
+}
+
+const MEMBER: PartIndex = PartIndex(0);
+const JOURNAL: PartIndex = PartIndex(1);
+
+fn sector(op: Op, lba: u64) -> Request {
+    Request {
+        tag: Tag(0),
+        op,
+        lba: Lba(lba),
+        sectors: 1,
+        durability: Durability::Later,
+    }
+}
+
+/// C-ERR-J1, C-ERR-6: a part that was busy for a while has not failed yet.
+#[test]
+fn a_record_is_written_three_times_more_before_the_journal_counts_as_failed() {
+    let (busy, failed) = ([Errno::AGAIN; 5], [Errno::IO; 4]);
+    let tried = |errors: &[Errno]| {
+        let (mut engine, mut world) = brought_up(|_| {});
+        let write = sector(Op::Write, 0);
+        let outcome = answer_to(&mut engine, &mut world, write, JOURNAL, errors);
+        (outcome, engine.condition())
+    };
+    let well = (Outcome::Done, Condition::Ok);
+    assert_eq!(tried(&failed[..3]), well);
+    assert_eq!(tried(&[&busy[..], &failed[..3]].concat()), well);
+    assert_eq!(tried(&[&failed[..3], &busy[..]].concat()), well);
+    let ill = (Outcome::Failed(Errno::IO), Condition::Failed);
+    assert_eq!(tried(&failed), ill);
+}
+
+/// C-ERR-D4, C-ERR-D5.
+#[test]
+fn a_read_that_fails_is_one_request_unless_the_member_has_gone() {
+    for (errno, condition) in [
+        (Errno::IO, Condition::Ok),
+        (Errno::NO_DEVICE, Condition::Degraded),
+        (Errno::NO_ADDRESS, Condition::Degraded),
+    ] {
+        let (mut engine, mut world) = brought_up(|_| {});
+        let mut read = |errors: &[Errno]| {
+            let read = sector(Op::Read, 8);
+            let outcome = answer_to(&mut engine, &mut world, read, MEMBER, errors);
+            (outcome, engine.condition())
+        };
+        assert_eq!(read(&[errno]), (Outcome::Failed(errno), condition));
+        assert_eq!(read(&[]), (Outcome::Done, condition));
+    }
+}
+
+/// C-ERR-J3.
+#[test]
+fn reads_go_on_when_the_journal_has_failed_and_nothing_else_does() {
+    let (mut engine, mut world) = brought_up(|_| {});
+    let mut ask = |op, lba, errors: &[Errno]| {
+        answer_to(&mut engine, &mut world, sector(op, lba), JOURNAL, errors)
+    };
+    assert_eq!(ask(Op::Write, 0, &[]), Outcome::Done);
+    let refused = Outcome::Failed(Errno::IO);
+    assert_eq!(ask(Op::Write, 1, &[Errno::IO; 4]), refused);
+    for (op, outcome) in [
+        (Op::Write, refused),
+        (Op::Flush, refused),
+        (Op::Discard, refused),
+        (Op::Read, Outcome::Done),
+    ] {
+        for lba in [0, 8] {
+            assert_eq!(ask(op, lba, &[]), outcome, "{op:?} at {lba}");
+        }
+    }
+}
+
+/// C-ATM-2, C-RD-2: what is taken in piece by piece is seen whole, or not yet.
+#[test]
+fn a_discard_that_takes_several_turns_is_seen_whole() {
+    let (mut engine, mut world) = brought_up(|settings| settings.extents_a_turn = 3);
+    for lba in 0..16 {
+        world.buffers[0].fill(7);
+        let write = sector(Op::Write, 2 * lba);
+        assert_eq!(
+            answer_to(&mut engine, &mut world, write, MEMBER, &[]),
+            Outcome::Done
+        );
+    }
+    let all = |tag, op| Request {
+        tag: Tag(tag),
+        sectors: 32,
+        ..sector(op, 0)
+    };
+    engine.request(all(0, Op::Discard));
+    let (mut turns, mut asked, mut answered) = (0, false, Vec::new());
+    while answered.len() < 2 {
+        world.now += Duration::from_micros(1);
+        engine.advance(world.now, &mut world);
+        engine.check_invariants();
+        turns += 1;
+        // The read comes while the discard is half in the map.
+        if !asked && engine.extents().0 < 14 {
+            asked = true;
+            engine.request(all(1, Op::Read));
+        }
+        answered.extend(world.replies.drain(..).map(|(tag, _)| tag));
+        if !world.pending.is_empty() {
+            finish_one(&mut engine, &mut world, 0);
+        }
+        assert!(turns < 1000, "it is answered");
+    }
+    assert!(asked, "it took several turns");
+    assert_eq!(answered, [Tag(0), Tag(1)]);
+    assert!(world.buffers[1].iter().all(|byte| *byte == 0));
 }
 
 #[test]

@@ -39,9 +39,6 @@ use std::rc::Rc;
 const PAGE_LEN: usize = 4096;
 const SECTORS_PER_PAGE: usize = PAGE_LEN / SECTOR_LEN;
 
-/// The error of a disk that is no longer there.
-pub const NO_DEVICE: Errno = Errno(19);
-
 /// What a disk does with a write that has completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cache {
@@ -515,7 +512,7 @@ impl Media {
             bytes: Vec::new(),
         };
         if self.gone {
-            return failed(NO_DEVICE);
+            return failed(Errno::NO_DEVICE);
         }
         let which = match fault {
             Some(Fault::Stale) => Which::Durable,
@@ -554,7 +551,11 @@ impl Media {
         begun: u64,
     ) -> Result<u64, Errno> {
         let len = (sectors.end - sectors.start) * SECTOR;
-        let mut result = if self.gone { Err(NO_DEVICE) } else { Ok(len) };
+        let mut result = if self.gone {
+            Err(Errno::NO_DEVICE)
+        } else {
+            Ok(len)
+        };
         let mut bytes = bytes;
         let mut to = sectors.start;
         match fault {
@@ -623,7 +624,7 @@ impl Media {
 
     fn finish_flush(&mut self, begun: u64, fault: Option<Fault>) -> Result<u64, Errno> {
         if self.gone {
-            return Err(NO_DEVICE);
+            return Err(Errno::NO_DEVICE);
         }
         if let Some(Fault::Error(errno)) = fault {
             self.lose_completed_before(begun);
@@ -1503,10 +1504,13 @@ mod tests {
         sim.set_faults(nth(DiskOp::Write, Fault::Vanish));
         assert_eq!(
             sim.finish(write(&sim, 0, 1, Sync::No)).result,
-            Err(NO_DEVICE)
+            Err(Errno::NO_DEVICE)
         );
-        assert_eq!(read(&sim).result, Err(NO_DEVICE));
-        assert_eq!(sim.finish(sim.begin(Begin::Flush)).result, Err(NO_DEVICE));
+        assert_eq!(read(&sim).result, Err(Errno::NO_DEVICE));
+        assert_eq!(
+            sim.finish(sim.begin(Begin::Flush)).result,
+            Err(Errno::NO_DEVICE)
+        );
     }
 
     #[test]

@@ -401,6 +401,7 @@ fn draw_settings(
         window,
         segment,
         extents: usize::from(queue_depth) * 4 + to_usize(random.skewed(512)),
+        extents_a_turn: to_usize(random.skewed(64)),
         bounce: FRAME * random.skewed(8),
         bounces: random.index(4) + 1,
         ios: 0,

@@ -283,6 +283,39 @@ fn both_readers_find_what_was_answered_after_every_end() {
     assert!(wrapped > 0, "no run of records went over the ring's end");
 }
 
+/// C-ORD-1, C-REC-3: once a round of replay has begun, damage to any of its records is found, never taken
+/// for the end of the log: what came after it may be at home already.
+#[test]
+fn a_damaged_record_undoes_nothing_that_is_home_behind_it() {
+    for placement in PLACEMENTS {
+        let mut array = Array::label(shape(&mut Dice::new(1), placement), &[0; 5]);
+        let mut life = array.start();
+        for lba in [1, 1, 9] {
+            life.ask(&[Ask::Write(lba, 1)]);
+        }
+        // Replay begins after 200 ms without a request. A second after its flush a MARK would prove as much.
+        life.wait(Duration::from_millis(600));
+        drop(life);
+        let images = array.images();
+        let sound = compare(&images, "sound").expect("nothing is damaged yet");
+        assert_eq!(sound.records.len(), 4, "START and three records, no MARK");
+        let home = sound.geometry.data(9 * 512);
+        let bytes = &images[home.part][to_usize(home.offset)..][..512];
+        assert_eq!(bytes, &array.device[9 * 512..][..512], "it is home");
+        for record in sound.records.iter().filter(|record| record.count > 0) {
+            let mut images = images.clone();
+            let place = sound.geometry.ring(record.offset + record.header_len);
+            images[place.part][to_usize(place.offset)] ^= 1;
+            let found = compare(&images, "damaged");
+            assert!(
+                found.is_none(),
+                "{placement}: damage to record {}",
+                record.number
+            );
+        }
+    }
+}
+
 /// Losing either copy of the anchor costs nothing but a longer scan.
 fn read_with_one_anchor(images: Vec<Vec<u8>>, found: &Found, what: &str) {
     for copy in found.geometry.anchors() {

@@ -17,9 +17,18 @@ pub(in crate::engine) struct AnchorState {
     generation: u64,
     /// The copy that was written last.
     copy: usize,
-    durable_head: Pos,
+    told: Told,
+    in_flight: Option<Told>,
+}
+
+/// What an anchor tells the next recovery.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    /// Records up to here are durable, which are those up to this seq.
+    head: Pos,
+    durable: Seq,
+    /// No home block holds anything newer.
     replayed_through: Seq,
-    in_flight: Option<(Pos, Seq)>,
 }
 
 impl AnchorState {
@@ -28,27 +37,34 @@ impl AnchorState {
         AnchorState {
             generation: start.anchor_generation,
             copy: start.anchor_copy,
-            durable_head: start.head,
-            replayed_through: start.replayed_through,
+            told: Told {
+                head: start.head,
+                durable: start.last_seq,
+                replayed_through: start.replayed_through,
+            },
             in_flight: None,
         }
     }
 
     /// How far the last durable anchor says that records are durable.
     pub(in crate::engine) fn durable_head(&self) -> Pos {
-        self.durable_head
+        self.told.head
+    }
+
+    /// The same as a seq.
+    pub(in crate::engine) fn durable_seq(&self) -> Seq {
+        self.told.durable
     }
 
     /// The highest seq for which home writes have been announced.
     pub(in crate::engine) fn replayed_through(&self) -> Seq {
-        self.replayed_through
+        self.told.replayed_through
     }
 
     pub(in crate::engine) fn replayed_through_max(&self) -> Seq {
+        let told = self.told.replayed_through;
         self.in_flight
-            .map_or(self.replayed_through, |(_, through)| {
-                through.max(self.replayed_through)
-            })
+            .map_or(told, |next| next.replayed_through.max(told))
     }
 
     pub(in crate::engine) fn last(&self) -> (u64, usize) {
@@ -72,7 +88,20 @@ impl Engine {
         let blocked = self.commits.blocked == Some(Blocked::Anchor);
         let far = self.commits.durable.pos.since(anchor.durable_head())
             >= anchor_span(self.ring_size()) / 2;
-        (moves && (far || blocked)) || self.replay.announces() > anchor.replayed_through()
+        (moves && (far || blocked)) || self.announced_next() > anchor.replayed_through()
+    }
+
+    /// Up to which seq the next anchor says that home may hold data. Never further than what is durable,
+    /// so that the same anchor proves these records: should one be damaged later, the scan must not take
+    /// that for the end of the log, while what came after it is at home already.
+    fn announced_next(&self) -> Seq {
+        let before = self.commits.anchor.replayed_through();
+        let wanted = self.replay.announces();
+        if wanted <= self.commits.durable.seq {
+            before.max(wanted)
+        } else {
+            before
+        }
     }
 
     /// The anchor that the present state gives.
@@ -93,11 +122,7 @@ impl Engine {
 
     /// Writes the older copy of the anchor, durable by itself. A crash meanwhile leaves the newer copy.
     pub(super) fn write_anchor(&mut self, port: &mut impl Port) {
-        let through = self
-            .commits
-            .anchor
-            .replayed_through()
-            .max(self.replay.announces());
+        let through = self.announced_next();
         let anchor = self.anchor_now(through, Closed::No);
         let at = self.window.anchor_at();
         let bytes = anchor.encode();
@@ -122,7 +147,11 @@ impl Engine {
         );
         let count = self.ios.finish(port);
         assert_eq!(count, 1);
-        self.commits.anchor.in_flight = Some((self.commits.durable.pos, through));
+        self.commits.anchor.in_flight = Some(Told {
+            head: self.commits.durable.pos,
+            durable: self.commits.durable.seq,
+            replayed_through: through,
+        });
         self.counters.anchors += 1;
     }
 
@@ -132,13 +161,12 @@ impl Engine {
         result: Result<(), Errno>,
     ) {
         let anchor = &mut self.commits.anchor;
-        let (head, through) = anchor.in_flight.take().expect("an anchor is in flight");
+        let told = anchor.in_flight.take().expect("an anchor is in flight");
         match result {
             Ok(()) => {
                 anchor.generation += 1;
                 anchor.copy = 1 - anchor.copy;
-                anchor.durable_head = head;
-                anchor.replayed_through = through;
+                anchor.told = told;
             }
             Err(_) => {
                 self.counters.journal_write_errors += 1;

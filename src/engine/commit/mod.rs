@@ -28,7 +28,7 @@ use super::port::{Port, Sync};
 use super::recovery::StartPoint;
 use super::request::{Durability, Errno, Outcome, Request, Tag};
 use super::settings::Settings;
-use super::{Condition, EXTENTS_A_TURN, Engine, Place, answer};
+use super::{Condition, Engine, Place, answer};
 use crate::journal::ArrayUuid;
 use crate::journal::record::{Entry, EntryOp, HeaderWriter, LifeSeed};
 use crate::units::{Epoch, FRAME, Lba, Pos, Seq, to_usize};
@@ -360,7 +360,7 @@ impl Engine {
     }
 
     fn acknowledge_writes(&mut self, port: &mut impl Port) {
-        let mut budget = EXTENTS_A_TURN;
+        let mut budget = self.settings.extents_a_turn;
         while let Some(mut unacked) = self.commits.unacked.front().copied() {
             let seq = unacked.extent.seq;
             if seq > self.written_seq() {

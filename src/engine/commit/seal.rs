@@ -12,7 +12,6 @@ use crate::journal::geometry::{anchor_span, payload_max};
 use crate::journal::record::{ENTRIES_MAX, Entry, EntryOp, Header, Kind, header_len};
 use crate::units::{FRAME, Pos, SECTOR, Seq, round_up, to_u64, to_usize};
 use std::ops::Range;
-use std::time::Duration;
 
 /// While so many records are in flight, the next one waits until it is full: then one record, and one
 /// write, serves all who came meanwhile.
@@ -296,19 +295,16 @@ impl Engine {
 
     /// Writers that no member takes anything from any more are told, if the operator wants that.
     fn refuse_stalled(&mut self, port: &mut impl Port) {
-        let timeout = match self.patience {
-            Patience::AsSet => self.settings.stall_timeout,
-            Patience::None => Some(Duration::ZERO),
+        let given_up = match self.patience {
+            Patience::AsSet => {
+                let failing = self.replay.members_failing_for(self.now);
+                failing
+                    .zip(self.settings.stall_timeout)
+                    .is_some_and(|(failing, most)| failing >= most)
+            }
+            Patience::None => self.replay.failing_for(self.now).is_some(),
         };
-        let (Some(timeout), Some(Blocked::Space | Blocked::Map)) = (timeout, self.commits.blocked)
-        else {
-            return;
-        };
-        if self
-            .replay
-            .failing_for(self.now)
-            .is_none_or(|failing| failing < timeout)
-        {
+        if !given_up || !matches!(self.commits.blocked, Some(Blocked::Space | Blocked::Map)) {
             return;
         }
         self.commits.waiting_bytes = 0;
