@@ -202,7 +202,7 @@ fn parameters(size: u64, max_io: u32) -> Parameters {
 }
 
 fn list() -> Result<()> {
-    for found in ublk::find()? {
+    for found in ublk::find(|_| true)? {
         println!(
             "/dev/ublkb{} {:?} pid {} {:?}",
             found.id, found.state, found.server_pid, found.parameters

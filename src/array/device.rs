@@ -92,7 +92,7 @@ impl Left {
         let identity = self.found.parameters.identity;
         let began = Instant::now();
         loop {
-            let now = with_identity(&devices()?, identity).cloned();
+            let now = devices(|of| of == identity)?.into_iter().next();
             match now {
                 None => return Ok(()),
                 Some(found) if found.state != State::Live => {
@@ -121,11 +121,12 @@ impl Left {
 /// If the kernel cannot be asked.
 pub fn left(name: &str, record: &DeviceRecord) -> Result<Option<Left>, Failure> {
     let identity = ArrayUuid(*record.uuid.as_bytes()).device_flags();
-    let devices = devices()?;
-    let waiting = with_identity(&devices, identity).filter(|found| found.state != State::Dead);
+    let waiting = devices(|of| of == identity)?
+        .into_iter()
+        .find(|found| found.state != State::Dead);
     Ok(waiting.map(|found| Left {
         name: name.to_owned(),
-        found: found.clone(),
+        found,
     }))
 }
 
@@ -139,17 +140,14 @@ pub fn check_none_left<'a>(
     config: (&Path, &str),
     labels: impl IntoIterator<Item = &'a Superblock>,
 ) -> Result<(), Failure> {
-    let mut labels = labels.into_iter().peekable();
-    if labels.peek().is_none() {
-        return Ok(());
-    }
-    let devices = devices()?;
-    for label in labels {
-        let found = with_identity(&devices, label.uuid.device_flags());
-        if let Some(found) = found.filter(|found| found.state != State::Dead) {
+    let labels: Vec<&Superblock> = labels.into_iter().collect();
+    let of_device = |of| labels.iter().find(|label| label.uuid.device_flags() == of);
+    for found in devices(|of| of_device(of).is_some())? {
+        let label = of_device(found.parameters.identity).filter(|_| found.state != State::Dead);
+        if let Some(label) = label {
             let left = Left {
                 name: label.name.clone(),
-                found: found.clone(),
+                found,
             };
             let (file, name) = config;
             return Err(left.refusal((label.name == name).then_some(file)));
@@ -171,11 +169,7 @@ pub fn take_up(
     record: Option<&DeviceRecord>,
 ) -> Result<Option<Found>, Failure> {
     let identity = label.uuid.device_flags();
-    let devices = find().map_err(failed)?;
-    let ours = devices
-        .into_iter()
-        .filter(|found| found.parameters.identity == identity);
-    for found in ours {
+    for found in find(|of| of == identity).map_err(failed)? {
         if found.state == State::Dead {
             Device::delete(found.id).map_err(failed)?;
             continue;
@@ -232,23 +226,17 @@ pub fn check_namesake(
     }
 }
 
-/// All ublk devices; none where there is no driver. Where there is no device, nobody needs permission to
-/// be told so.
-fn devices() -> Result<Vec<Found>, Failure> {
+/// The ublk devices of which `is_ours` says so; none where there is no driver. Where there is no device,
+/// nobody needs permission to be told so.
+fn devices(is_ours: impl Fn(u64) -> bool) -> Result<Vec<Found>, Failure> {
     if !any_device().map_err(failed)? {
         return Ok(Vec::new());
     }
-    match find() {
+    match find(is_ours) {
         Ok(devices) => Ok(devices),
         Err(Error::NoDriver) => Ok(Vec::new()),
         Err(error) => Err(failed(error)),
     }
-}
-
-fn with_identity(devices: &[Found], identity: u64) -> Option<&Found> {
-    devices
-        .iter()
-        .find(|found| found.parameters.identity == identity)
 }
 
 fn block_of(found: &Found) -> PathBuf {

@@ -152,6 +152,13 @@ pub fn check(config: &Config, progress: &ProgressSink) -> Result<CheckReport, Fa
     let began = Instant::now();
     match recovery::inspect(&mut opened.set, &mut scan_reports(progress)) {
         Ok(found) => {
+            if !found.both_anchors {
+                let part = opened.set.geometry.anchors.part;
+                report.findings.push(format!(
+                    "{}: one of the two anchors of the journal is unreadable, the other is used; start rewrites it",
+                    opened.set.disks[part.index()].name()
+                ));
+            }
             report.because = if found.was_clean {
                 "it was stopped cleanly, and there is nothing to recover".to_owned()
             } else {
@@ -196,11 +203,9 @@ fn describe_superblock(sb: &Superblock) -> String {
 /// permission to ask it, there is none.
 fn left_device(set: &Set) -> Option<u32> {
     let identity = set.journal().uuid.device_flags();
-    let devices = crate::ublk::find().ok()?;
-    let ours = devices
-        .into_iter()
-        .find(|found| found.parameters.identity == identity && found.state != State::Dead);
-    ours.map(|found| found.id)
+    let ours = crate::ublk::find(|of| of == identity).ok()?;
+    let left = ours.into_iter().find(|found| found.state != State::Dead);
+    left.map(|found| found.id)
 }
 
 /// What an administrator should know though it keeps nothing from starting.

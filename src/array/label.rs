@@ -1,8 +1,10 @@
 //! `ujournal label`: writes a new array, after looking at everything that it would overwrite.
 //!
 //! 1. Everything is opened, fenced and looked at. Whatever is wrong ends it here, and nothing has changed.
-//! 2. The ring of a journal file is filled with zeroes: unwritten extents would make every record slow.
-//! 3. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
+//! 2. The margins of every part are filled with zeroes and flushed: whatever the part carried, an array or a
+//!    filesystem, is gone before anything else of it is touched. Half of it would still be believed.
+//! 3. The ring of a journal file is filled with zeroes: unwritten extents would make every record slow.
+//! 4. The superblocks go from blank to `forming` to `ready` ([`crate::journal::assemble::label`]).
 
 use super::device::check_none_left;
 use super::open::open_parts;
@@ -11,16 +13,16 @@ use crate::config::quantity::{size_rough, size_told};
 use crate::config::{Config, Journal};
 use crate::control::progress::{Progress, ProgressSink, Stage};
 use crate::disk::Disk;
-use crate::disk::fill::fill_with_zeroes;
+use crate::disk::fill::{fill_with_zeroes, write_zeroes};
 use crate::disk::identity::{DeviceNumber, Identity, Kind};
 use crate::disk::part::{Access, Part};
 use crate::disk::probe::probe;
-use crate::journal::ArrayUuid;
 use crate::journal::assemble::{Label, LabelError, read_copies};
 use crate::journal::geometry::{
     Geometry, Placement, Shape, ShapeError, journal_size_min, ring_size_min,
 };
 use crate::journal::superblock::{Cleanliness, Phase, Superblock, SuperblockError};
+use crate::journal::{ArrayUuid, MARGIN};
 use crate::outcome::{Failure, sentence};
 use crate::units::{Epoch, KIB, Offset};
 use std::collections::BTreeMap;
@@ -71,8 +73,9 @@ pub fn label(config: &Config, force: Force, progress: &ProgressSink) -> Result<L
         check_blank(config, part, force, &interrupted)?;
     }
     check_space(&parts, &geometry)?;
-    fill_journal_file(&mut parts, &geometry, progress)?;
     let notes = sparse_members(config, &parts);
+    clear_margins(&mut parts)?;
+    fill_journal_file(&mut parts, &geometry, progress)?;
 
     let uuid = ArrayUuid(*uuid::Uuid::new_v4().as_bytes());
     let wanted = Label {
@@ -279,8 +282,8 @@ fn check_superblock(
     )))
 }
 
-/// What label writes to a part beside the ring: superblocks and anchors, with room to spare.
-const BESIDE_THE_RING: u64 = 64 * KIB;
+/// What label writes to a part beside the ring: its margins and the anchors, with room to spare.
+const BESIDE_THE_RING: u64 = 2 * MARGIN + 64 * KIB;
 
 /// Refuses journal files that their filesystem has no room for, before anything is written.
 fn check_space(parts: &[Part], geometry: &Geometry) -> Result<(), Failure> {
@@ -327,6 +330,19 @@ fn sparse_members(config: &Config, parts: &[Part]) -> Vec<String> {
             )
         })
         .collect()
+}
+
+/// Writes zeroes over both ends of every part, where arrays, filesystems and partition tables say that they
+/// are there. No data of the new array comes to lie in them.
+fn clear_margins(parts: &mut [Part]) -> Result<(), Failure> {
+    for part in parts {
+        let end = Offset(part.size());
+        for margin in [Offset(0)..Offset(MARGIN), Offset(end.0 - MARGIN)..end] {
+            write_zeroes(part, margin, &mut |_| {}).map_err(|error| from_disk(&error))?;
+        }
+        part.flush().map_err(|error| from_disk(&error))?;
+    }
+    Ok(())
 }
 
 /// Writes zeroes over the ring where it lies in files. It also finds out whether there is space for it.

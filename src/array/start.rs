@@ -27,7 +27,9 @@ use crate::journal::record::RecordError;
 use crate::outcome::{Failure, sentence};
 use crate::serve::Running;
 use crate::serve::server::ArrayServer;
-use crate::ublk::{Cache, Device, Found, Media, Parameters, Serving, Tuning, Zeroing, find};
+use crate::ublk::{
+    Cache, Device, Error, Found, Media, Parameters, Serving, Tuning, Zeroing, check_driver,
+};
 use crate::units::{KIB, MIB};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -68,7 +70,7 @@ pub fn bring_up(
 ) -> Result<Running, Failure> {
     let began = Instant::now();
     // Whether there is a driver at all is known before anything is touched.
-    find().map_err(failed)?;
+    check_driver().map_err(failed)?;
     wait_for_parts(config, options.wait, progress)?;
     let Opened {
         mut set,
@@ -92,7 +94,7 @@ pub fn bring_up(
     let requests = requests(config, live.as_ref(), set.geometry.ring.size())?;
     // Its requests wait from here on: they are issued again once it is served.
     let takeover = live.map(|found| Device::recover(found.id)).transpose();
-    let takeover = takeover.map_err(failed)?;
+    let takeover = takeover.map_err(from_takeover)?;
 
     let settings = settings(
         config,
@@ -115,6 +117,11 @@ pub fn bring_up(
         &mut scan_reports(progress),
     )
     .map_err(|error| from_recovery(&error))?;
+    if !report.both_anchors {
+        tracing::warn!(
+            "one of the two anchors of the journal was unreadable, and is written again"
+        );
+    }
     let kind = match (&takeover, report.was_clean) {
         (Some(_), _) => StartKind::Takeover,
         (None, true) => StartKind::Clean,
@@ -367,6 +374,19 @@ fn describe(set: &Set, report: &Report, kind: StartKind, took: Duration) -> Reco
         records_dropped: report.dropped,
         dropped_because: (!silent).then(|| report.ended_by.to_string()),
         ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+/// A device that carries our identity and cannot be ours after all is a part that does not belong.
+fn from_takeover(error: Error) -> Failure {
+    let not_ours = matches!(
+        error,
+        Error::NotOurs { .. } | Error::StillServed { .. } | Error::Dead { .. }
+    );
+    if not_ours {
+        Failure::refused(sentence(&error))
+    } else {
+        failed(error)
     }
 }
 

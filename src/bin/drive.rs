@@ -458,7 +458,8 @@ fn stop(path: &Path) -> Result<()> {
         .and_then(|number| number.parse().ok())
         .with_context(|| format!("{}: /dev/ublkbN expected", path.display()))?;
     let found = ublk::look(id)?.with_context(|| format!("{}: no such device", path.display()))?;
-    ensure!(is_drive(&found), "{}: not a drive", path.display());
+    let is_ours = is_drive(found.parameters.identity);
+    ensure!(is_ours, "{}: not a drive", path.display());
     Device::stop(id)?;
     // Its server deletes it when all is stored. If the server is dead, it is ours to do.
     while ublk::look(id)?.is_some() {
@@ -471,7 +472,7 @@ fn stop(path: &Path) -> Result<()> {
 }
 
 fn list() -> Result<()> {
-    for found in ublk::find()?.iter().filter(|found| is_drive(found)) {
+    for found in ublk::find(is_drive)? {
         println!(
             "/dev/ublkb{} {:?} pid {}",
             found.id, found.state, found.server_pid
@@ -480,8 +481,8 @@ fn list() -> Result<()> {
     Ok(())
 }
 
-fn is_drive(found: &ublk::Found) -> bool {
-    found.parameters.identity / KIB == IDENTITY / KIB
+fn is_drive(identity: u64) -> bool {
+    identity / KIB == IDENTITY / KIB
 }
 
 fn begin_log(path: Option<&Path>) -> Result<()> {

@@ -133,9 +133,10 @@ fn journal(text: &mut String, status: &Status) {
         text,
         "written",
         &format!(
-            "{} records, {}; {} journal flushes, {} member flushes, {} waits for space",
+            "{} records, {}, {} of them durably; {} journal flushes, {} member flushes, {} waits for space",
             grouped(media.records),
             size_rough(media.record_bytes),
+            grouped(media.sync_records),
             grouped(media.journal_flushes),
             grouped(media.member_flushes),
             grouped(status.stalls)
@@ -399,7 +400,7 @@ vol0: DEGRADED
   seq       last 3.4711, durable 3.4700, home 3.17
   replay    running, 210 MiB/s, 42 rounds, 9.0 GiB brought home
   memory    12,345 of 1,048,576 extents (1 %), window 200 MiB of 256 MiB
-  written   100 records, 6.0 GiB; 7 journal flushes, 9 member flushes, 1 waits for space
+  written   100 records, 6.0 GiB, 5 of them durably; 7 journal flushes, 9 member flushes, 1 waits for space
   requests                       count      bytes   failed      p50      p99    p99.9      max
             read                    10   40.0 KiB        1    90 us   1.2 ms    15 ms    2.5 s
             write                4,711    5.0 GiB        0    90 us   1.2 ms    15 ms    2.5 s

@@ -282,6 +282,8 @@ pub struct MediaStatus {
     pub records: u64,
     /// Bytes of them, headers and padding included.
     pub record_bytes: u64,
+    /// Records that were written durably (DSYNC), so that no flush had to follow.
+    pub sync_records: u64,
     /// Flushes of the journal.
     pub journal_flushes: u64,
     /// Flushes of members, each counted.
@@ -681,6 +683,7 @@ pub(crate) mod tests {
             media: MediaStatus {
                 records: 100,
                 record_bytes: 6 << 30,
+                sync_records: 5,
                 journal_flushes: 7,
                 member_flushes: 9,
             },

@@ -119,6 +119,8 @@ pub struct Report {
     pub ended_by: RecordError,
     /// Whether the array had been stopped cleanly.
     pub was_clean: bool,
+    /// Whether both copies of the anchor could be read.
+    pub both_anchors: bool,
 }
 
 /// Why an array cannot be brought up.
@@ -459,6 +461,7 @@ impl Kept {
             dropped: found.dropped,
             ended_by: found.stopped_by,
             was_clean: set.is_clean(),
+            both_anchors: found.both_anchors,
         }
     }
 

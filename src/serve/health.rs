@@ -5,7 +5,7 @@
 
 use crate::journal::assemble::Step;
 use crate::units::{PartIndex, to_u64};
-use rustix::fs::FileType;
+use rustix::fs::SeekFrom;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,15 +25,15 @@ impl Recorder {
         }
     }
 
-    /// The first part that is a file and has become smaller than `sizes` says, and how large it is. Blocks
-    /// behind its end cannot be read; a write there makes it grow again, with zeroes in the gap.
+    /// The first part that has become smaller than `sizes` says, and how large it is: a file that was cut off,
+    /// or a disk that has gone. Blocks behind its end cannot be read; a write there makes a file grow again, with
+    /// zeroes in the gap.
     pub fn shrunk(&self, sizes: &[u64]) -> Option<(PartIndex, u64)> {
         let parts = (0..).map(PartIndex).zip(&self.files).zip(sizes);
         parts.into_iter().find_map(|((part, file), size)| {
-            let found = rustix::fs::fstat(file.as_ref()).ok()?;
-            let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-            let found = u64::try_from(found.st_size).ok()?;
-            (is_file && found < *size).then_some((part, found))
+            // Nobody reads or writes from where the descriptor stands.
+            let found = rustix::fs::seek(file.as_ref(), SeekFrom::End(0)).ok()?;
+            (found < *size).then_some((part, found))
         })
     }
 

@@ -137,6 +137,9 @@ impl Plane {
         let (part, found) = self.recorder.shrunk(&sizes)?;
         let path = self.facts.parts[part.index()].path.display();
         let expected = sizes[part.index()];
+        if found == 0 {
+            return Some(format!("{path}: the disk has gone"));
+        }
         Some(format!(
             "{path}: somebody has cut it off at {found} bytes, expected {expected}: what lay behind is lost"
         ))
@@ -149,13 +152,6 @@ impl Plane {
         let mut shrunk = false;
         loop {
             tokio::time::sleep(WATCH_EVERY).await;
-            if !shrunk && let Some(sentence) = self.shrunk() {
-                shrunk = true;
-                tracing::error!("{sentence}");
-                let (seq, flushes) = (Seq::NONE, Flushes::TheEngines);
-                self.record_health(Health::Degraded, seq, Some(&sentence), flushes)
-                    .await;
-            }
             let live = match self.ring.live().await {
                 Ok(live) => live,
                 Err(_) if self.ending.get() => continue,
@@ -174,6 +170,13 @@ impl Plane {
                 );
             }
             stalled = live.stalled.len();
+            if !shrunk && let Some(sentence) = self.shrunk() {
+                shrunk = true;
+                tracing::error!("{sentence}");
+                let (seq, flushes) = (live.last_seq, Flushes::TheEngines);
+                self.record_health(Health::Degraded, seq, Some(&sentence), flushes)
+                    .await;
+            }
             for trouble in live.troubles.iter().filter(|trouble| told.is_news(trouble)) {
                 let errors = trouble.count;
                 tracing::error!(errors, "{}", trouble.sentence(&self.facts));

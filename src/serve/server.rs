@@ -300,6 +300,7 @@ impl ArrayServer {
             media: MediaStatus {
                 records: counters.records,
                 record_bytes: counters.ring_bytes,
+                sync_records: counters.sync_records,
                 journal_flushes: counters.journal_flushes,
                 member_flushes: counters.member_flushes,
             },

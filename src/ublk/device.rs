@@ -29,7 +29,7 @@ use io_uring::squeue::Entry128;
 use libublk::ctrl::{UblkCtrl, UblkCtrlBuilder};
 use libublk::io::UblkDev;
 use libublk::{UblkError, UblkFlags, sys, ublk_init_ctrl_task_ring};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Server;
 use super::control::Control;
@@ -270,16 +270,28 @@ pub fn any_device() -> Result<bool, Error> {
     Ok(!device_ids()?.is_empty())
 }
 
-/// All ublk devices, in the order of their numbers. Whose they are, the caller sees from their identity.
-pub fn find() -> Result<Vec<Found>, Error> {
+/// Whether devices can be made on this machine: it has the driver, and lets this process ask it.
+pub fn check_driver() -> Result<(), Error> {
+    Control::open().map(drop)
+}
+
+/// The ublk devices of which `is_ours` says so by their identity, in the order of their numbers.
+///
+/// Nothing more is asked of the others: what a device is made of, the driver tells only between two of its
+/// commands, and one whose server does not come to its end would keep us waiting.
+pub fn find(is_ours: impl Fn(u64) -> bool) -> Result<Vec<Found>, Error> {
     let mut control = Control::open()?;
     let mut devices = Vec::new();
     for id in device_ids()? {
-        // A device may go while we look, and one of an unprivileged user does not answer us.
-        match look_at(&mut control, id) {
-            Ok(Some(found)) => devices.push(found),
-            Ok(None) => {}
-            Err(error) => warn!(id, %error, "device passed over"),
+        match control.information(id) {
+            Ok(Some(information)) if is_ours(information.ublksrv_flags) => {
+                devices.extend(look_at(&mut control, id, &information)?);
+            }
+            // Another one's, or one that went while we looked.
+            Ok(_) => {}
+            // One of an unprivileged user wants to be asked in another way. Ours are never of that kind.
+            Err(error) if error.is_refusal() => debug!(id, %error, "device passed over"),
+            Err(error) => return Err(error),
         }
     }
     Ok(devices)
@@ -287,21 +299,24 @@ pub fn find() -> Result<Vec<Found>, Error> {
 
 /// One device, if it exists.
 pub fn look(id: u32) -> Result<Option<Found>, Error> {
-    look_at(&mut Control::open()?, id)
+    let mut control = Control::open()?;
+    match control.information(id)? {
+        Some(information) => look_at(&mut control, id, &information),
+        None => Ok(None),
+    }
 }
 
-fn look_at(control: &mut Control, id: u32) -> Result<Option<Found>, Error> {
-    let Some(information) = control.information(id)? else {
-        return Ok(None);
-    };
-    let Some(driver) = control.parameters(id)? else {
-        return Ok(None);
-    };
-    Ok(Some(Found {
+fn look_at(
+    control: &mut Control,
+    id: u32,
+    information: &sys::ublksrv_ctrl_dev_info,
+) -> Result<Option<Found>, Error> {
+    let driver = control.parameters(id)?;
+    Ok(driver.map(|driver| Found {
         id,
         state: State::of(information.state),
         server_pid: information.ublksrv_pid,
-        parameters: Parameters::from_driver(&information, &driver),
+        parameters: Parameters::from_driver(information, &driver),
     }))
 }
 
@@ -742,9 +757,12 @@ mod tests {
     #[test]
     fn a_machine_without_the_driver_is_told_what_to_do() {
         if std::path::Path::new("/dev/ublk-control").exists() {
-            assert!(find().is_ok() || matches!(find(), Err(Error::NoPermission { .. })));
+            assert!(matches!(
+                check_driver(),
+                Ok(()) | Err(Error::NoPermission { .. })
+            ));
         } else {
-            let error = find().expect_err("no driver").to_string();
+            let error = check_driver().expect_err("no driver").to_string();
             assert!(error.contains("modprobe ublk_drv"), "{error}");
         }
     }

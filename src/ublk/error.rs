@@ -119,6 +119,17 @@ impl Error {
         Error::Command { command, source }
     }
 
+    /// Whether the driver did not like who asked, or how: as opposed to a device that does not answer.
+    pub(super) fn is_refusal(&self) -> bool {
+        let Error::Command { source, .. } = self else {
+            return false;
+        };
+        let errno = source.raw_os_error();
+        [libc::EINVAL, libc::EPERM, libc::EACCES]
+            .map(Some)
+            .contains(&errno)
+    }
+
     /// What the kernel says of a command: a result that is not 0.
     pub(super) fn refused(command: &'static str, result: i32) -> Error {
         Error::Command {

@@ -41,8 +41,8 @@ use crate::disk::buffer::Arena;
 use crate::engine::request::Request;
 
 pub use device::{
-    Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, any_device, find,
-    look,
+    Cache, Device, Found, Media, Parameters, Serving, State, Tuning, Zeroing, any_device,
+    check_driver, find, look,
 };
 pub use error::Error;
 pub use queue::{End, Health, Output, Waker};

@@ -199,6 +199,34 @@ fn label_refuses_what_carries_something_until_it_is_forced() {
         &["member1: carries ", "ext", "label --force"],
     );
     disks.done(&["label", "--force"]);
+    // Not a trace is left of it, under the label or after it.
+    disks.done(&["clear"]);
+    disks.done(&["label"]);
+}
+
+/// C-LIF-7: what is overwritten is gone before anything else of the part is touched.
+#[test]
+fn a_forced_label_that_is_cut_while_it_fills_the_journal_leaves_no_array_to_start() {
+    let disks = Disks::new();
+    for member in ["member0", "member1"] {
+        disks.resize(member, 8 << 20);
+    }
+    disks.resize("journal", 128 << 20);
+    disks.done(&["label"]);
+    assert_says(&disks.done(&["check"]), &["would start"]);
+    // The kernel ends it when it writes behind this size: within the ring.
+    let ended = std::process::Command::new("prlimit")
+        .arg("--fsize=67108864")
+        .arg(super::ujournal().get_program())
+        .args(["label", "--force"])
+        .arg(disks.path("vol.toml"))
+        .output()
+        .expect("prlimit runs");
+    assert!(!ended.status.success(), "{ended:?}");
+    let checked = disks.call(&["check"]);
+    assert_eq!(checked.code, 3, "{}", checked.stdout);
+    assert_says(&checked.stdout, &["would be refused", "member0"]);
+    disks.done(&["label", "--force"]);
 }
 
 #[test]
@@ -624,6 +652,19 @@ fn a_label_of_which_one_copy_is_lost_is_told_by_check_and_starts_all_the_same() 
                 .any(|finding| finding.as_str().is_some_and(|text| text.contains(words))),
             "{json}"
         );
+    }
+}
+
+/// C-REC-12.
+#[test]
+fn a_lost_anchor_is_told_by_check() {
+    for place in [1 << 20, (31 << 20) - 4096] {
+        let disks = Disks::new();
+        disks.done(&["label"]);
+        disks.change("journal", place, |byte| byte ^ 1);
+        let words =
+            "journal: one of the two anchors of the journal is unreadable, the other is used";
+        assert_says(&disks.done(&["check"]), &["would start", words]);
     }
 }
 

@@ -15,10 +15,23 @@ def programs(paths):
     return found
 
 
+def rings(pid):
+    """What the io_urings of a process have before them."""
+    lines = []
+    for number in os.listdir(f"/proc/{pid}/fdinfo"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
+            info = file.read()
+            if "CqTail" in info:
+                lines.append(f"ring {pid}/{number}: {' '.join(info.split())}")
+    return lines
+
+
 def hanging(paths):
-    """The threads of these programs, their state, and where in the kernel they are."""
+    """The threads of these programs, their state, and where in the kernel they are; and their io_urings."""
     lines = []
     for pid in programs(paths):
+        with contextlib.suppress(OSError):
+            lines += rings(pid)
         with contextlib.suppress(OSError):
             for task in sorted(os.listdir(f"/proc/{pid}/task")):
                 folder = f"/proc/{pid}/task/{task}"
