@@ -978,7 +978,7 @@ def too_small(folder, quick):
         crowded = file_of(point, "journal", 4 * MIB)
         config = array.write(file="small.toml", journal=crowded)
         for force in ([], ["--force"]):
-            ujournal("label", *force, config).expect_failed(REFUSED, crowded, "the journal needs 2.0 MiB", "has 1.0 MiB free")
+            ujournal("label", *force, config).expect_failed(REFUSED, crowded, "the journal needs 4.0 MiB", "has 1.0 MiB free")
         run("umount", point)
     exact = file_of(folder, "exact", least)
     array = Array(folder, "exact", array.members, exact)
