@@ -226,7 +226,8 @@ def requests_512(folder, quick):
 
 @case("blocks of 4096 bytes: on such disks they are required, and nothing smaller is taken")
 def blocks_4096(folder, quick):
-    files = [file_of(folder, f"native{i}", 24 * MIB) for i in range(3)]
+    # mkfs.xfs takes nothing below 300 MB.
+    files = [file_of(folder, f"native{i}", 24 * MIB if quick else 200 * MIB) for i in range(3)]
     small = Array.SMALL
     large = small | {"device": [*small["device"], "block_size = 4096"]}
     with contextlib.ExitStack() as stack:
@@ -336,7 +337,8 @@ def zeroes(folder, quick):
     check("after a stop")
     array.stop()
     space = sum(os.stat(member).st_blocks * SECTOR for member in array.members)
-    expect(space <= 4 * MIB, f"the members still take {space} bytes after a discard of everything")
+    margins = 2 * MIB * len(array.members)
+    expect(space <= margins + 4 * MIB, f"the members still take {space} bytes after a discard of everything")
 
 
 @case("mkfs.ext4 on members of 2 TB is done within 10 s, and the first fsync within 1 s")
