@@ -214,7 +214,7 @@ fn a_forced_label_that_is_cut_while_it_fills_the_journal_leaves_no_array_to_star
     disks.resize("journal", 128 << 20);
     disks.done(&["label"]);
     assert_says(&disks.done(&["check"]), &["would start"]);
-    // The kernel ends it when it writes behind this size: within the ring.
+    // The kernel ends it when it writes behind this size, which it does in the journal alone.
     let ended = std::process::Command::new("prlimit")
         .arg("--fsize=67108864")
         .arg(super::ujournal().get_program())
